@@ -22,7 +22,8 @@ SCHEMA = """
 label = "click"
 group = "user"
 [categorical.item]
-min_count = 1
+encoding = "integer"
+num_buckets = {num_items}
 """
 HISTORY = """
 [categorical.history]
@@ -37,6 +38,9 @@ min_count = 1
 """
 FIND_SAMPLE = "import recbole, os; print(os.path.dirname(recbole.__file__))"
 TIMEOUT_S = 3600.0
+
+ITEMS = "items.csv"
+"""All items, beside the data; RecBole ranks those as well that training never saw."""
 
 Events = dict[str, list[str]]
 """Items of each user, in the order of their times."""
@@ -106,26 +110,32 @@ def write_events(events: Events, folder: Path) -> None:
 def prepare_samples(events: Events, case: NextItemCase, folder: Path) -> EncodedDataset:
     """The same for pibroch; the last item of a user is tested, the one before it validates.
 
-    A sample of ``two_tower`` is a user and an item; one of ``sasrec`` an item and the
-    ``max_length`` items before it. Of these a sample begins wherever half of the one after it is
-    new: the model learns from all its positions.
+    Items are numbers in the order of their names, and a file has all of them, those of validation
+    and test alone as well, for which RecBole has rows, too. A sample of ``two_tower`` is a user and
+    an item; one of ``sasrec`` an item and the ``max_length`` items before it. Of these a sample
+    begins wherever half of the one after it is new: the model learns from all its positions.
     """
+    names = sorted({item for items in events.values() for item in items})
+    number_of = {name: str(number) for number, name in enumerate(names)}
     length = case.max_length if case.model == "sasrec" else 0
     step = max(1, length // 2)
     samples: dict[str, list[tuple[str, list[str]]]] = {"train": [], "validation": [], "test": []}
-    for user, items in events.items():
+    for user, named in events.items():
+        items = [number_of[name] for name in named]
         samples["test"].append((user, items[-1 - length :]))
         samples["validation"].append((user, items[-2 - length : -1]))
         for end in range(len(items) - 2, int(length > 0), -step):
             samples["train"].append((user, items[max(0, end - 1 - length) : end]))
     folder.mkdir(parents=True)
+    (folder / ITEMS).write_text("\n".join(["item", *number_of.values()]) + "\n")
     files = {}
     for split, of_split in samples.items():
         files[split] = folder / f"{split}.csv"
         lines = [f"1,{user},{item},{'|'.join(before)}" for user, (*before, item) in of_split]
         files[split].write_text("\n".join(["click,user,item,history", *lines]) + "\n")
     schema = folder / "schema.toml"
-    schema.write_text(SCHEMA + (HISTORY.format(max_length=length) if length else USER))
+    features = SCHEMA.format(num_items=len(names))
+    schema.write_text(features + (HISTORY.format(max_length=length) if length else USER))
     words = [files["train"], "--validation", files["validation"], "--test", files["test"]]
     pibroch("data", "prepare", "csv", *words, "--schema", schema, "--out", folder / "data")
     return EncodedDataset.open(folder / "data")
@@ -158,6 +168,7 @@ def recipe(case: NextItemCase, dataset: EncodedDataset) -> dict[str, Any]:
         "optimizer": optimizer,
         "train": {
             "epochs": case.epochs,
+            "items": str(dataset.path.parent / ITEMS),
             "early_stop_patience": case.patience,
             "batch_size": case.pairs // (case.max_length if case.model == "sasrec" else 1),
             # what RecBole does for models without histories, and not for those with them

@@ -176,7 +176,8 @@ def meanings(case: NextItemCase, events: Events) -> list[str]:
     return [
         (
             f"{num_events:,} events of {len(events):,} users with {num_items:,} items; of each user"
-            " the last one is tested and the one before it validates, among all items"
+            " the last one is tested and the one before it validates, on both sides among all"
+            f" {num_items:,} items, those that training never saw among them"
         ),
         (
             f"both sides: width {case.dim}, dropout {case.dropout:g}, Adam {case.lr:g}, some"

@@ -228,14 +228,16 @@ def _join_and_train(
             say(f"run directory: {run.path}")
         result = run_training(config, dataset, run, partial(make_sink, run), world, trace)
         if world.is_first:
-            _show(result, bool(dataset.samples["test"]))
+            not_tested = "" if config.train.evaluate_test else "test split not read"
+            _show(result, not_tested if dataset.samples["test"] else "no test samples")
 
 
-def _show(result: RunResult, has_test: bool) -> None:
+def _show(result: RunResult, not_tested: str) -> None:
+    """Print a line of figures, or why there are none."""
     summary = result.summary
     throughput = f"{summary.samples_per_second:,.0f} samples/s"
-    if not has_test:
-        results.print(f"no test samples  {throughput}")
+    if not_tested:
+        results.print(f"{not_tested}  {throughput}")
         return
     known = result.best_possible_auc
     best = "" if known is None else f"  best possible AUC {known:.4f}"
@@ -258,6 +260,10 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(help="A file for the scores, as `pibroch predict` writes it.")
     ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(help="All items, a row each, among which `all_hr@k` looks (Parquet, CSV)."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures, by label, as JSON.")
     ] = False,
@@ -274,7 +280,8 @@ def evaluate(
 
     if predictions is not None:
         refuse_overlap(predictions, [find_checkpoint(checkpoint), data], "--predictions")
-    evaluation = evaluate_checkpoint(checkpoint, EncodedDataset.open(data), split, predictions)
+    dataset = EncodedDataset.open(data)
+    evaluation = evaluate_checkpoint(checkpoint, dataset, split, predictions, items)
     metrics = evaluation.metrics
     tasks = reported(evaluation)
     if as_json:

@@ -69,8 +69,12 @@ class TrainConfig(Section):
         monitor: the figure that says which model is best, as ``auc``, or ``LABEL:auc`` of another
             label than the first.
         top_k: the k of figures over the best k samples of a group, as ``ndcg@k``.
-        leave_out_seen: leave items that a sample's group had in the splits before its own, such as
-            a user's own clicks, out of ``all_hr@k`` and ``all_ndcg@k``; the schema names the group.
+        items: a file of all items, among which ``all_hr@k`` and ``all_ndcg@k`` look: Parquet, or
+            CSV with a header, a row an item with the columns of its features. When absent all items
+            of the training split, those of histories among them.
+        leave_out_seen: leave items that a sample's group had in the splits before its own or in the
+            sample's history, such as a user's own clicks, out of ``all_hr@k`` and ``all_ndcg@k``;
+            the schema names the group.
         clip_norm: bound on the norm of all dense gradients together.
         average: decay a step of moving averages of all weights, which are then what is evaluated
             and served.
@@ -112,6 +116,7 @@ class TrainConfig(Section):
     early_stop_patience: int | None = Field(default=None, ge=1)
     monitor: str = "auc"
     top_k: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = (10,)
+    items: str | None = None
     leave_out_seen: bool = False
     clip_norm: float | None = Field(default=None, gt=0)
     average: float | None = Field(default=None, ge=0, lt=1)

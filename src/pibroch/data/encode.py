@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,17 @@ def raw_ids(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
     as everywhere.
     """
     return (codes >> np.uint64(1)).view(np.int64)
+
+
+def is_known(feature: CategoricalFeature, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which ids ``[V]`` of a feature are those of a value, neither unknown nor missing.
+
+    >>> is_known(CategoricalFeature(name="film", column="film"), np.array([5, 0, 1, 2]))
+    array([ True, False, False,  True])
+    """
+    if feature.is_raw:
+        return np.asarray(ids != MISSING_KEY)
+    return np.asarray(ids >= FIRST_ROW)
 
 
 class FeatureEncoder:

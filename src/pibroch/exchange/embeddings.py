@@ -12,7 +12,9 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import Variable
 
@@ -43,6 +45,7 @@ from pibroch.exchange.raw_ids import RawIds, learns
 from pibroch.exchange.recomputation import KeptLookups, backward_pass, hidden, may_be_repeated
 from pibroch.exchange.rows_of_batch import with_absent_ids, without_absent_ids
 from pibroch.exchange.states import TableStates
+from pibroch.kernels.arrays import Ints
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -383,6 +386,12 @@ class Embeddings(TableStates):
                 "look up outside the block or hook that runs inside backward()",
             )
         return self.given(prepared, self._read(prepared))
+
+    def has_rows(self, feature: str, ids: Ints) -> NDArray[np.bool_]:
+        """Which ids of a feature, int64 ``[V]``, have a row of their own; of raw ids not all do."""
+        if self.raw_ids is None or feature not in self.raw_ids.features:
+            return np.ones(len(ids), np.bool_)
+        return self.raw_ids.has_rows(feature, ids)
 
     def scaled_by(self, scaler: Scaler | None) -> Self:
         """Set the scaler by which losses are multiplied, if it is not torch's.

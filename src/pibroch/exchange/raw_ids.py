@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pibroch.collectives import Channel, Ranks
 from pibroch.collectives.task_thread import TaskThread
@@ -133,6 +135,11 @@ class RawIds:
     def seed(self) -> int:
         """Of the initial weights of rows that begin anew."""
         return next(iter(self._indices.values())).seed
+
+    def has_rows(self, feature: str, ids: Ints) -> NDArray[np.bool_]:
+        """Which ids of a feature, int64 ``[V]``, have a row of their own."""
+        index = self._indices[self.features[feature]]
+        return np.asarray(index.rows_of(ids) >= int(index.has_unknown_row))
 
     def forget(self) -> None:
         """Leave the feed under way: its batches are prepared anew when they are looked up."""

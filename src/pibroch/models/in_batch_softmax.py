@@ -93,8 +93,9 @@ class InBatchSoftmax(Loss):
         by_columns.index_add_(0, places[is_here], gained[is_here], alpha=-1)
         by_columns /= table.counts[columns, None]
         by_items = by_columns[places[here] if len(parts) > 1 else places]
-        loss = known[:, 1].double().sum() / len(numbers)
-        return loss.float(), by_users / len(numbers), by_items / len(numbers)
+        count = max(1, len(numbers))
+        loss = known[:, 1].double().sum() / count
+        return loss.float(), by_users / count, by_items / count
 
 
 @dataclass(frozen=True, slots=True)

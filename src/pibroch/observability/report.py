@@ -116,7 +116,7 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
         ("peak memory", f"{summary['peak_rss_bytes'] / 2**20:,.0f} MiB"),
     ]
     if evaluation and "auc" not in evaluation:
-        return [("test AUC", "no test split"), *throughput]
+        return [("test AUC", "not evaluated"), *throughput]
     tiles = [("test AUC", figure(summary["auc"]))]
     if evaluation.get("best_possible_auc") is not None:
         tiles.append(("best possible AUC", figure(evaluation["best_possible_auc"])))

@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_checkpoint(
-    path: Path, dataset: EncodedDataset, split: str, out: Path | None = None
+    path: Path,
+    dataset: EncodedDataset,
+    split: str,
+    out: Path | None = None,
+    items: Path | None = None,
 ) -> Evaluation:
     """Figures of a checkpoint, or of a run directory's best one, over a split.
 
@@ -39,11 +43,12 @@ def evaluate_checkpoint(
         dataset: encoded as the one that it was trained on.
         split: train, validation or test.
         out: a file for the scores, see :func:`pibroch.score.split.score_split`.
+        items: a file in place of the recipe's ``train.items``.
 
     Raises:
         CheckpointError: when it is missing, damaged, or of other labels, tables or dense features.
         ConfigError: when there is no such split, or ``out`` cannot be written.
-        DataError: when it has no samples.
+        DataError: when it has no samples, or for a file of items that cannot be read.
         NonFiniteLossError: when predictions are no numbers.
     """
     if out is not None:
@@ -58,6 +63,8 @@ def evaluate_checkpoint(
         write_predictions(predictions, dataset, out)
     evaluation = predictions.result()
     settings = predictor.config.train
+    if items is not None:
+        settings = settings.model_copy(update={"items": str(items)})
     (label, *_) = evaluation.tasks
     evaluation.tasks[label].update(
         figures_over_all_items(
@@ -65,9 +72,7 @@ def evaluate_checkpoint(
             predictor.looked_up,
             dataset,
             opened,
-            settings.evaluate_batch_size,
-            settings.top_k,
-            leave_out_seen=settings.leave_out_seen,
+            settings,
         )
     )
     check_finite(evaluation, split)

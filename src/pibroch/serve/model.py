@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pibroch.config import RunConfig
@@ -17,12 +20,23 @@ from pibroch.data.schema import Schema
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.exchange import EmbeddingOutput
+from pibroch.kernels.arrays import Ints
 from pibroch.models import build_model
 from pibroch.models.linear import FEW_SAMPLES, Linear
 from pibroch.untrusted import Refusal
 
 # torch remembers the device of `with torch.device(...)` for the whole process
 _one_at_a_time = threading.Lock()
+
+
+class Lookup(Protocol):
+    """Embeddings of a batch, pooled, float32 ``[B, F, D]``, or by feature; from any thread."""
+
+    def __call__(self, batch: JaggedBatch, /) -> Tensor | EmbeddingOutput:
+        """By feature where the model wants them unpooled."""
+
+    def has_rows(self, feature: str, ids: Ints) -> NDArray[np.bool_]:
+        """Which ids of a feature, int64 ``[V]``, have a row of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +51,7 @@ class OpenedModel:
         fingerprint: of that data, see :func:`pibroch.data.writer.fingerprint`.
         features: the categorical features, in the order of the model.
         dim: of an embedding, D.
-        lookup: embeddings of a batch, pooled, float32 ``[B, F, D]``, or by feature where the model
-            wants them unpooled; from any thread.
+        lookup: of embeddings.
         dense: the layers above.
         bf16: whether these compute in bfloat16.
         vocabularies: the dictionaries that raw values need; ``None`` where they are not known.
@@ -57,7 +70,7 @@ class OpenedModel:
     fingerprint: str
     features: tuple[str, ...]
     dim: int
-    lookup: Callable[[JaggedBatch], Tensor | EmbeddingOutput]
+    lookup: Lookup
     dense: nn.Module
     bf16: bool
     vocabularies: Vocabularies | None = None

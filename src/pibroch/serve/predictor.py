@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pibroch.config import RunConfig
 from pibroch.data import JaggedBatch
+from pibroch.data.encode import is_known
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.targets import scores_of
@@ -277,6 +278,17 @@ class Predictor:
         self.check_files()
         with torch.no_grad():
             return self._model.lookup(batch) if begun is None else begun.rows()
+
+    def knows(self, batch: JaggedBatch, feature: str) -> Tensor:
+        """Which ids of a feature have a row that is theirs alone, bool ``[V]``.
+
+        Unknown and missing values have none, nor have raw ids that were not admitted, or lost it.
+        """
+        (of_feature,) = (each for each in self.schema.categorical if each.name == feature)
+        ids = batch.pick((feature,)).values.numpy()
+        return torch.from_numpy(
+            is_known(of_feature, ids) & self._model.lookup.has_rows(feature, ids)
+        )
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """See :meth:`scores`."""

@@ -6,17 +6,17 @@ Shape legend: B users, N items, E width of a vector, k items that are wanted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import polars as pl
 import torch
 from torch import Tensor
 
 from pibroch.data import JaggedBatch
+from pibroch.data.items import check_columns, read_items
 from pibroch.errors import ConfigError, DataError
 from pibroch.models.pairs import PairModel
 from pibroch.serve.predictor import Columns, Predictor
@@ -108,19 +108,7 @@ class Items:
         Raises:
             DataError: where it cannot be read, or has no rows.
         """
-        try:
-            is_text = path.suffix.lower() in (".csv", ".txt")
-            frame = pl.read_csv(path, infer_schema=False) if is_text else pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise DataError(
-                f"items in {path} that cannot be read: {error}",
-                "a Parquet file, or a CSV file with a header",
-                "write one row for each item, with the columns of the item's features",
-            ) from error
-        if not len(frame):
-            raise DataError(f"no rows in {path}", "one for each item", "write them")
-        columns = {name: frame[name].to_list() for name in frame.columns}
-        return cls(str(path), columns, index)
+        return cls(str(path), read_items(path), index)
 
 
 class Retriever:
@@ -130,16 +118,18 @@ class Retriever:
 
     Args:
         predictor: of a model that makes both, whose dictionaries are known.
-        items: of which the best are found.
+        items: of which the best are found. Those that this version does not know, whose vectors
+            are all alike, are left out with a logged warning.
 
     Raises:
         ConfigError: for another model.
-        DataError: for items without a column that the model reads, or the same item twice.
+        DataError: for items without a column that the model reads, the same item twice, or none
+            that is known.
 
     Attributes:
         predictor: whose vectors these are.
         user_columns: of raw rows, those that are read for users.
-        num_items: N.
+        num_items: N, without those that are left out.
         pair_bytes: of an item's id and score in JSON, at most.
         recall: the share of the best items that the index finds, measured; ``None`` of exact
             search. Below :data:`LEAST_RECALL` exact search answers in its place.
@@ -160,28 +150,32 @@ class Retriever:
         of_item = {column_of[name] for name in model.item_features}
         of_user = {column_of[name] for name in column_of if name not in model.item_features}
         of_user |= {feature.column for feature in predictor.schema.dense}
-        if missing := sorted(of_item - items.columns.keys()):
-            raise DataError(
-                f"items in {items.source} without the column `{missing[0]}`",
-                f"the columns {', '.join(sorted(of_item))}",
-                "add it",
-            )
+        check_columns(items.columns, of_item, items.source)
         self.user_columns = tuple(name for name in predictor.columns if name in of_user)
-        self.ids = items.columns[column_of[model.item_id]]
-        if len({*map(str, self.ids)}) < len(self.ids):
+        ids = items.columns[column_of[model.item_id]]
+        if len({*map(str, ids)}) < len(ids):
             raise DataError(
                 f"items in {items.source}, of which two have one id",
                 f"each `{column_of[model.item_id]}` once",
                 "leave the others out",
             )
-        self.num_items = len(self.ids)
-        self.pair_bytes = _SCORE_BYTES + max(map(len, map(msgspec.json.encode, self.ids)))
         vectors = []
-        for first in range(0, self.num_items, _ITEMS_AT_ONCE):
+        known = []
+        for first in range(0, len(ids), _ITEMS_AT_ONCE):
             some = slice(first, first + _ITEMS_AT_ONCE)
             batch = self._encoded({name: items.columns[name][some] for name in of_item})
+            is_known = predictor.knows(batch, model.item_id)
             with torch.inference_mode():
-                vectors.append(model.item_vectors(predictor.looked_up(batch)).float())
+                some_vectors = model.item_vectors(predictor.looked_up(batch)).float()
+            vectors.append(some_vectors[is_known])
+            known.append(is_known)
+        self.ids = [
+            id_ for id_, is_kept in zip(ids, torch.cat(known).tolist(), strict=True) if is_kept
+        ]
+        self.num_items = len(self.ids)
+        if self.num_items < len(ids):
+            self._tell_of_unknown(items, ids)
+        self.pair_bytes = _SCORE_BYTES + max(map(len, map(msgspec.json.encode, self.ids)))
         self._index, self.recall = self._measured(items.index, torch.cat(vectors))
 
     @property
@@ -227,6 +221,26 @@ class Retriever:
             return exact, recall
         logger.info("%s", found)
         return index, recall
+
+    def _tell_of_unknown(self, items: Items, ids: Sequence[object]) -> None:
+        """Log that some are left out, or refuse where these are all."""
+        known = {*map(str, self.ids)}
+        unknown = next(str(id_) for id_ in ids if str(id_) not in known)
+        if not known:
+            raise DataError(
+                f"items in {items.source}, none of which version {self.predictor.version} knows,"
+                f" such as {unknown[:80]!r}",
+                "items that were trained on",
+                "write their ids as in the training data",
+            )
+        logger.warning(
+            "%d of %d items in %s are not known to version %s, such as %r: they are never found",
+            len(ids) - len(known),
+            len(ids),
+            items.source,
+            self.predictor.version,
+            unknown[:80],
+        )
 
     def _encoded(self, columns: Columns) -> JaggedBatch:
         """A batch; what belongs to the other side is missing in it."""

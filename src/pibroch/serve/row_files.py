@@ -289,6 +289,11 @@ class MappedRows:
         layers = self._ids.get(table)
         return None if layers is None else np.unique(np.concatenate([ids for ids, _ in layers]))
 
+    def has_rows(self, feature: str, ids: Ints) -> NDArray[np.bool_]:
+        """Which ids of a feature, int64 ``[V]``, have a row of their own."""
+        name = self._table_with_ids.get(feature)
+        return np.ones(len(ids), np.bool_) if name is None else rows_of(ids, self._ids[name]) >= 0
+
     def _rows_of_raw(self, batch: JaggedBatch) -> Ints:
         """A batch's values, with raw ids as rows; -1 for one that has none."""
         rows: Ints = batch.values.numpy().copy()

@@ -141,10 +141,8 @@ def evaluate(session: Session, split: SplitName) -> Evaluation:
                 predicting.looked_up,
                 dataset,
                 dataset.split(split),
-                config.train.evaluate_batch_size,
-                config.train.top_k,
+                config.train,
                 session.world.control,
-                config.train.leave_out_seen,
             )
     evaluation = _result_of_all(predictions, _empty(config, dataset), session.world.control)
     evaluation.tasks[dataset.schema.label_columns[0]].update(over_all_items)

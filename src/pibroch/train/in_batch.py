@@ -10,6 +10,7 @@ from pibroch.collectives import Channel
 from pibroch.config import RunConfig
 from pibroch.config.loss import InBatchSoftmaxConfig
 from pibroch.data import EncodedDataset, JaggedBatch
+from pibroch.data.encode import is_known
 from pibroch.errors import ConfigError, DataError
 from pibroch.models.in_batch_softmax import InBatchSoftmax, Positives
 from pibroch.models.pairs import PairModel
@@ -43,11 +44,19 @@ class InBatchCriterion:
         assert isinstance(config.loss, InBatchSoftmaxConfig)
         self._model = model
         self._channel = channel
-        self._item = (model.item_id,)
+        features = {each.name: each for each in dataset.schema.categorical}
+        self._item = features[model.item_id]
+        table = self._item.table
+        if model.sequence is not None and features[model.sequence].table != table:
+            raise ConfigError(
+                f"model.all_positions with the sequence {model.sequence!r}, whose ids are not those"
+                f" of {model.item_id!r}",
+                "a sequence that reads its table",
+                f'say shares = "{table}" in the schema and prepare the data again, or leave'
+                " model.all_positions out",
+            )
         self._log_q: Tensor | None = None
         if config.loss.correct_bias:
-            schema = dataset.schema
-            table = schema.categorical[schema.keys.index(model.item_id)].table
             counts = np.maximum(dataset.access_counts(table), 1)
             self._log_q = torch.from_numpy(np.log(counts / counts.sum())).float()
         model.keeps_pairs = True
@@ -55,27 +64,37 @@ class InBatchCriterion:
     def show_items(self, batch: JaggedBatch) -> None:
         """Tell the model which items the next forward pass has, and check them.
 
+        Each unknown or missing one is an item of its own.
+
         Raises:
             DataError: for a sample without exactly one item.
         """
-        bags = batch.select(self._item)
+        bags = batch.select((self._item.name,))
         if batch.batch_size and not bool((bags.lengths() == 1).all()):
             raise DataError(
-                f"a sample with several or no ids of {self._item[0]!r}",
+                f"a sample with several or no ids of {self._item.name!r}",
                 "one item a sample",
                 "a feature without multi_hot first in model.item_features, or in model.histories",
             )
-        self._model.item_ids = bags.values
+        ids = bags.values
+        is_item = self._are_items(ids)
+        if not is_item.all():  # else unknown ones would be one item of many other features
+            ids = torch.where(is_item, ids, -1 - torch.arange(len(ids)))
+        self._model.item_ids = ids
+
+    def _are_items(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(is_known(self._item, ids.numpy()))
 
     def __call__(self, logits: Tensor, batch: JaggedBatch) -> Tensor:
         """The loss of this rank's part of a batch, whose gradient is that of the global batch.
 
-        It is multiplied with ``B / b``, as it is weighted with ``b / B`` afterwards. Every rank
-        calls this at the same time, and it waits for the others. :meth:`show_items` came before.
+        It is the mean over the pairs whose item is known; one that is unknown or missing is
+        neither a positive nor a negative. It is multiplied with ``B / b``, as it is weighted with
+        ``b / B`` afterwards. Every rank calls this at the same time, and it waits for the others.
+        :meth:`show_items` came before.
         """
         pairs = self._model.take_pairs()
-        ids = self._model.item_ids
-        assert ids is not None, "shown before"
+        ids = batch.pick((self._item.name,)).values
         users = pairs.users.float()
         items = pairs.items.float()
         size = batch.batch_size
@@ -86,6 +105,9 @@ class InBatchCriterion:
             history = batch.select((self._model.sequence,))
             ids, samples = _following(history, self._model.max_length, ids)
             rewards = rewards[samples]
+        is_item = self._are_items(ids)
+        if not is_item.all():
+            users, items, ids, rewards = (of[is_item] for of in (users, items, ids, rewards))
         log_q = torch.zeros(len(ids)) if self._log_q is None else self._log_q[ids]
         own = Positives(users.detach(), items.detach(), ids, log_q, rewards)
         gather = self._channel.gather_tensors

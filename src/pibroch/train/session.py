@@ -30,6 +30,7 @@ from pibroch.models.build import model_class, pooling_of
 from pibroch.models.pairs import PairModel
 from pibroch.process import threads_of_rank
 from pibroch.train.accumulation import Passes, check_accumulation
+from pibroch.train.catalogue import check_items
 from pibroch.train.criterion import Criterion
 from pibroch.train.in_batch import InBatchCriterion
 from pibroch.train.optimizers import (
@@ -120,6 +121,8 @@ class Session:
                     "pass --set loss.name=in_batch_softmax, or leave it out",
                 )
             self.criterion = Criterion(self.config, self.dataset.schema, channel)
+        if self.config.train.items is not None:
+            check_items(self.model, self.dataset, self.config.train.items)
         if self.passes is not None:
             check_accumulation(self.model, self.criterion.compares)
 

@@ -10,6 +10,10 @@ import pytest
 import torch
 
 import pibroch as pb
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.schema import Schema
+from pibroch.data.sources import TextSource
+from pibroch.data.splits import SplitRule
 from pibroch.errors import ConfigError, DataError, MissingDependencyError
 from pibroch.serve import retrieval
 from pibroch.serve.delta import export_delta
@@ -209,6 +213,56 @@ def test_items_that_do_not_fit_are_refused(trained, tmp_path):
     (tmp_path / "none.csv").write_text("item\n")
     with pytest.raises(DataError, match="no rows"):
         Items.read(tmp_path / "none.csv")
+
+
+def test_items_that_training_never_saw_are_not_retrieved(trained, caplog):
+    """Their vectors are all alike: if one were the best for a user, all would be."""
+    predictor = pb.Predictor.open(trained.first)
+    new = [f"new{number}" for number in range(100)]
+    retriever = Retriever(predictor, Items("here", {"item": [*new, *ITEMS, None]}))
+    assert "101 of 126 items in here are not known" in caplog.text
+    assert retriever.num_items == len(ITEMS)
+    items, _ = retriever(columns_of(USERS), 5)
+    assert items == expected(predictor, 5)[0]
+    with pytest.raises(DataError, match=r"none of which version .* knows, such as 'new0'"):
+        Retriever(predictor, Items("here", {"item": new}))
+
+
+RAW_ITEMS = """
+label = "click"
+[categorical.user]
+min_count = 1
+[categorical.item]
+encoding = "raw"
+"""
+
+
+@pytest.mark.parametrize("unknown_row", ["true", "false"])
+def test_raw_ids_without_a_row_are_not_retrieved(tmp_path, unknown_row):
+    """An id has a row from its second time on, which once1 has not come to."""
+    schema = Schema.from_toml(RAW_ITEMS)
+    lines = [f"1,u{number % 3},i{number % 5}" for number in range(200)]
+    path = tmp_path / "clicks.csv"
+    path.write_text("\n".join(["click,user,item", *lines, "1,u1,once1"]) + "\n")
+    source = TextSource(path, schema.separator, schema.quotes, schema.columns)
+    prepare([source], schema, tmp_path / "data", PrepareOptions(SplitRule.parse("none")))
+    rows = f"name='hashed', capacity=30, admit_after=2, unknown_row={unknown_row}"
+    config = make_config(
+        tmp_path / "data",
+        "model={name='two_tower', dim=4, item_features=['item'], top=[4], vector_width=4}",
+        f"embedding.tables.item.rows={{{rows}}}",
+        "loss={name='in_batch_softmax', correct_bias=false}",
+        "train.monitor=logloss",
+        "train.epochs=1",
+    )
+    run, _ = train_here(config, tmp_path / "run")
+    export_checkpoint(run.path, tmp_path / "export", ExportOptions())
+    known = [f"i{number}" for number in range(5)]
+    items = Items("here", {"item": ["new1", "once1", *known, ""]})
+    for trained_in in (run.path, tmp_path / "export"):
+        retriever = Retriever(pb.Predictor.open(trained_in), items)
+        (found,), _ = retriever({"user": ["u1"]}, 100)
+        assert sorted(found) == known
 
 
 def test_items_of_another_model_are_refused(clicks, tmp_path):

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import pibroch as pb
+from pibroch.config.train import TrainConfig
 from pibroch.data import EncodedDataset, Loader
-from pibroch.data.dataset import Split
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.errors import ConfigError
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.serve.retrieval import Items, Retriever
-from pibroch.train.all_items import _places, _Seen, figures_over_all_items
+from pibroch.train.all_items import figures_over_all_items
 from pibroch.train.in_batch import _following
 from small_run import make_config, run_command, train_here
 
@@ -99,45 +99,13 @@ def test_figures_are_those_of_all_pairs(planted):
         gains.append(1 / np.log2(place + 2) if place < K else 0.0)
     test = dataset.split("test")
     parts = predictor.dense, predictor.looked_up, dataset, test
-    figures, in_pieces = (figures_over_all_items(*parts, size, [K]) for size in (8192, 17))
+    figures, in_pieces = (
+        figures_over_all_items(*parts, TrainConfig(evaluate_batch_size=size, top_k=(K,)))
+        for size in (8192, 17)
+    )
     assert in_pieces == pytest.approx(figures)
     assert figures["all_hr@5"] == pytest.approx(np.mean(np.array(gains) > 0), abs=2e-3)
     assert figures["all_ndcg@5"] == pytest.approx(np.mean(gains), abs=2e-3)
-
-
-def test_items_that_a_group_had_are_left_out_but_for_the_wanted_one():
-    rng = np.random.default_rng(3)
-    num_items, num_samples = 30, 200
-    ids = np.sort(rng.choice(100, num_items, replace=False))
-    splits = [
-        Split(
-            "train",
-            ("item",),
-            (),
-            labels=(rng.random(num_samples) < 0.7).astype(np.uint8),
-            dense=np.empty((num_samples, 0), np.float32),
-            ids=rng.integers(0, 100, (num_samples, 1)).astype(np.int32),
-            bags={},
-            groups=rng.integers(0, 12, num_samples).astype(np.uint64) << np.uint64(60),
-        )
-        for _ in range(2)
-    ]
-    users, items = (torch.from_numpy(rng.normal(size=(n, 3))) for n in (50, num_items))
-    groups = rng.integers(0, 14, 50).astype(np.uint64) << np.uint64(60)
-    wanted = rng.choice(ids, 50)
-    excluded = _Seen.of(splits, "item", ids).by(groups.view(np.int64))
-    found = _places(users, wanted, ids, items, excluded)
-    for number, (group, item) in enumerate(zip(groups, wanted, strict=True)):
-        seen = {
-            id_
-            for each in splits
-            for of, label, id_ in zip(each.groups, each.labels, each.ids_of("item"), strict=True)
-            if of == group and label
-        }
-        scores = (items @ users[number]).tolist()
-        own = scores[ids.tolist().index(item)]
-        rest = [s for id_, s in zip(ids.tolist(), scores, strict=True) if id_ not in seen]
-        assert found[number] == sum(score > own for score in rest)
 
 
 def test_evaluate_prints_them(planted):

@@ -2,10 +2,14 @@
 
 import json
 import logging
+import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from pibroch.cli.main import main
+from pibroch.config import to_toml
 from pibroch.data import EncodedDataset
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
@@ -71,9 +75,23 @@ def test_without_test_samples_nothing_is_tested(prepared, tmp_path, caplog):
     assert CheckpointFolder(run.checkpoints_path, 2).best() is not None
     evaluation = json.loads((run.path / "evaluation.json").read_text())
     assert "auc" not in evaluation and evaluation["access_skew"]["row_share"]
-    assert "no test split" in write_report(run.path, tmp_path / "page.html").read_text()
+    assert "not evaluated" in write_report(run.path, tmp_path / "page.html").read_text()
     with pytest.raises(DataError, match=r"no test samples in .*pass another --split"):
         evaluate_checkpoint(run.path, EncodedDataset.open(data), "test")
+
+
+def test_a_test_split_that_is_not_read_is_no_undefined_figure(
+    prepared, tmp_path, monkeypatch, capsys
+):
+    config = make_config(prepared("time:0.8/0/0.2"), *SMALL, "train.evaluate_test=false")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(config.model_dump(mode="json")))
+    words = ["pibroch", "train", str(recipe), "--run-dir", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", words)
+    with suppress(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    assert printed.out.startswith("test split not read  "), printed.err
 
 
 def test_all_samples_may_train(prepared, tmp_path):
