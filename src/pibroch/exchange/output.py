@@ -275,6 +275,15 @@ class OutputForm:
             self._places, [tensors[number] for number in self._tensor_of_group], offsets
         )
 
+    def by_feature(
+        self, batch: JaggedBatch, tensors: Sequence[Tensor]
+    ) -> Mapping[str, Tensor | JaggedEmbeddings]:
+        """The same by the features' names, also where users get one tensor."""
+        out = self.of(batch, tensors)
+        if isinstance(out, Tensor):
+            return dict(zip(self._places, out.unbind(1), strict=True))
+        return out
+
     def _side_by_side(self, embeddings_of_groups: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings as an exchange gives them, from those of each group, pooled ``[B, F, D]``."""
         parts: dict[int, Tensor] = {}
