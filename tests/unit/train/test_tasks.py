@@ -23,6 +23,7 @@ SMALL = (
     "model.batch_norm=false",
     "model.dropout=0.0",
     "train.log_every=5",
+    "train.evaluate_batch_size=64",
 )
 TASKS = ("model.name=mmoe", "tasks={seconds={loss='mse', weight=0.5}}")
 ONE_NUMBER = SCHEMA.replace('labels = ["click", "seconds"]', 'label = "seconds"').replace(
@@ -48,8 +49,9 @@ def test_both_tasks_are_learned_and_told(trained):
     assert best["is_best"]
     told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]
     names = ["auc", "logloss", "normalized_entropy", "calibration"]
-    assert list(told["click"]) == [*names, "pr_auc", "gauc", "ndcg@10", "hr@10"]
-    assert list(told["seconds"]) == ["rmse", "mae"]
+    names += ["pr_auc", "gauc", "ndcg@10", "hr@10"]
+    assert list(told["click"]) == [*names, *(f"{name}_unweighted" for name in names)]
+    assert list(told["seconds"]) == ["rmse", "mae", "rmse_unweighted", "mae_unweighted"]
     assert told["click"]["auc"] == trained.result.summary.auc > 0.8
     assert told["click"]["gauc"] > 0.75 and told["seconds"]["rmse"] < 0.7
 
@@ -63,11 +65,17 @@ def test_figures_are_those_of_the_scores(trained):
     columns = ["sample", "label.click", "score.click", "label.seconds", "score.seconds"]
     assert frame.columns == columns
     errors = frame["score.seconds"].to_numpy() - frame["label.seconds"].to_numpy()
-    rmse = np.sqrt((errors.astype(np.float64) ** 2).mean())
-    assert evaluation.tasks["seconds"]["rmse"] == pytest.approx(rmse, rel=1e-6)
+    weights = dataset.split("test").sample_weights
+    for name, of_sample in {"rmse": weights, "rmse_unweighted": np.ones(len(weights))}.items():
+        rmse = np.sqrt(np.average(errors.astype(np.float64) ** 2, weights=of_sample))
+        assert evaluation.tasks["seconds"][name] == pytest.approx(rmse, rel=1e-6)
     click, score = (frame[f"{kind}.click"].to_numpy() for kind in ("label", "score"))
     above = score[click == 1][:, None] > score[click == 0]
-    assert evaluation.metrics.auc == pytest.approx(above.mean(), abs=1e-4)
+    pairs = weights[click == 1][:, None] * weights[click == 0]
+    assert evaluation.metrics.auc == pytest.approx((above * pairs).sum() / pairs.sum(), abs=1e-4)
+    unweighted = evaluation.tasks["click"]["auc_unweighted"]
+    assert unweighted == pytest.approx(above.mean(), abs=1e-4)
+    assert evaluation.metrics.num_samples == len(weights) > (weights > 0).sum()
 
 
 def test_an_export_scores_both(trained):
