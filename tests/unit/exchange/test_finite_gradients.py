@@ -7,7 +7,7 @@ import torch
 
 import pibroch as pb
 from clicked_model import Clicks, ids, ones
-from pibroch.errors import NonFiniteGradientError
+from pibroch.errors import NonFiniteGradientError, TrainingError
 
 NAN, INF = torch.nan, torch.inf
 
@@ -40,6 +40,15 @@ def test_labels_that_are_no_numbers():
     with pytest.raises(NonFiniteGradientError, match="set_detect_anomaly"):
         loss(model(ones(2), ids(1, 2)), labels).backward()
     assert torch.equal(model.rows, before)
+
+
+def test_a_second_backward_behind_an_error_is_one():
+    embeddings = Clicks().table
+    out = embeddings(ids(1)).sum() * NAN
+    with pytest.raises(NonFiniteGradientError):
+        out.backward(retain_graph=True)
+    with pytest.raises(TrainingError, match="a second backward"):
+        out.backward()
 
 
 def test_finite_gradients_whose_sum_overflows_pass():
