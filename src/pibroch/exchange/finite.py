@@ -42,7 +42,7 @@ def not_finite(
     more = f" and of {len(bad) - 1} more features" if len(bad) > 1 else ""
     return NonFiniteGradientError(
         f"gradients that are not finite in step {step}: of the embeddings of {name!r}, first in"
-        f" sample {sample} of this rank's batch{more}",
+        f" sample {sample} of those looked up here{more}",
         "finite gradients; no row has moved",
         "look at labels and dense features, and at the loss for roots, powers, logarithms and"
         " divisions at 0: torch.autograd.set_detect_anomaly(True) names the operation",

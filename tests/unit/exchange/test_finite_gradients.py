@@ -7,7 +7,10 @@ import torch
 
 import pibroch as pb
 from clicked_model import Clicks, ids, ones
+from pibroch.embedding import group_tables
 from pibroch.errors import NonFiniteGradientError, TrainingError
+from pibroch.exchange.finite import not_finite
+from pibroch.exchange.output import OutputForm
 
 NAN, INF = torch.nan, torch.inf
 
@@ -93,6 +96,16 @@ def test_every_tensor_of_a_lookup_counts_and_is_named(feature, sample):
         assert torch.equal(tensor, before[name])
     loss(1.0).backward()
     assert embeddings.step == 1
+
+
+def test_where_towers_run_inside_the_lookup_their_features_are_numbered():
+    tables = [pb.Table(name, 4, 2) for name in "abc"]
+    form = OutputForm(tables, group_tables(tables, pb.SGD(lr=1.0)))
+    gradients = torch.zeros(5, 2, 2)
+    gradients[3, 1, 0] = NAN
+    error = not_finite(form.by_feature(two_features(), [gradients]), 7)
+    assert "step 7" in str(error) and "feature 1 of this rank's towers" in str(error)
+    assert "sample 3" in str(error)
 
 
 def test_frozen_rows_and_lookups_by_weights_that_are_learned():

@@ -11,9 +11,11 @@ import torch
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError
+from pibroch.observability.report import write_report
 from pibroch.score.checkpoint import evaluate_checkpoint, open_for
 from pibroch.score.split import score_split
 from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.train.monitored import check_monitor, value_of
 from several_labels import SCHEMA, prepared
 from small_run import make_config, run_command, train_here
 
@@ -76,6 +78,25 @@ def test_figures_are_those_of_the_scores(trained):
     unweighted = evaluation.tasks["click"]["auc_unweighted"]
     assert unweighted == pytest.approx(above.mean(), abs=1e-4)
     assert evaluation.metrics.num_samples == len(weights) > (weights > 0).sum()
+
+
+def test_either_kind_of_figure_chooses_the_best_model(trained):
+    schema = EncodedDataset.open(trained.data).schema
+    for monitor in ("auc", "auc_unweighted", "seconds:rmse_unweighted", "gauc_unweighted"):
+        check_monitor(make_config(trained.data, f"train.monitor='{monitor}'"), schema)
+    tasks = {"click": {"auc_unweighted": 0.7}, "seconds": {"rmse_unweighted": 2.0}}
+    assert value_of("auc_unweighted", tasks, schema) == 0.7
+    assert value_of("seconds:rmse_unweighted", tasks, schema) == -2.0
+    with pytest.raises(ConfigError, match="auc_unweighted"):
+        config = make_config(trained.data, "train.monitor=auc_unweighted")
+        check_monitor(config, schema.model_copy(update={"weight": None}))
+
+
+def test_a_report_has_both_aucs(trained):
+    page = write_report(trained.run.path, trained.folder / "report.html").read_text()
+    told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]["click"]
+    weighted, unweighted = (f"{told[name]:.4f}" for name in ("auc", "auc_unweighted"))
+    assert weighted != unweighted and weighted in page and unweighted in page
 
 
 def test_an_export_scores_both(trained):
