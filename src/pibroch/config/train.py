@@ -65,7 +65,7 @@ class TrainConfig(Section):
         evaluate_test: whether the run reads the test split, to evaluate its best model at the end.
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the figure that says which model is best, as ``auc``, or ``LABEL:auc`` of another
-            label than the first.
+            label than the first; where samples have weights ``auc_unweighted`` is without them.
         top_k: the k of figures over the best k samples of a group, as ``ndcg@k``.
         leave_out_seen: leave items that a sample's group had in the splits before its own, such as
             a user's own clicks, out of ``all_hr@k`` and ``all_ndcg@k``; the schema names the group.
