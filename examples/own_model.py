@@ -84,8 +84,9 @@ class Focal(Loss):
     def __call__(
         self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        bce = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        loss = (1 - torch.exp(-bce)) ** self.gamma * bce
+        margins = logits * (2 * labels - 1)
+        missed = torch.exp(self.gamma * nn.functional.logsigmoid(-margins))
+        loss = -missed * nn.functional.logsigmoid(margins)
         return loss.mean() if weights is None else (loss * weights).mean()
 
 

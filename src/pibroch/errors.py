@@ -9,6 +9,7 @@ PibrochError
 │       └── DamagedCheckpointError  its files are missing, cut short, changed or unreadable
 ├── TrainingError         a run that cannot go on: the command line exits with 1
 │   ├── NonFiniteLossError
+│   ├── NonFiniteGradientError  of a loss that is finite (names step, feature and sample)
 │   └── RankFailedError   another rank failed or was lost (names rank and step)
 ├── RpcError              a remote call that did not come to its end
 │   ├── RpcTimeoutError   no answer in time
@@ -87,6 +88,10 @@ class TrainingError(PibrochError):
 
 class NonFiniteLossError(TrainingError):
     """The loss became NaN or infinite."""
+
+
+class NonFiniteGradientError(TrainingError):
+    """Gradients of embeddings became NaN or infinite; no row of this process has moved by them."""
 
 
 class RankFailedError(TrainingError):

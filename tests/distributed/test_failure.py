@@ -166,23 +166,32 @@ def change(path, dtype, columns, value):
     numbers.tofile(path)
 
 
-@pytest.mark.parametrize("what", ["a loss that is no number", "an id outside its table"])
-def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what):
+@pytest.mark.parametrize(
+    "what", ["a loss that is no number", "a gradient that is none", "an id outside its table"]
+)
+def test_the_error_of_one_rank_is_named_by_all(damaged, tmp_path, what, monkeypatch):
+    settings = ["model.batch_norm=false"]
     if what == "an id outside its table":
         change(damaged / "train" / "ids.i32", np.int32, 26, 10**6)
         exit_code = 2
         reason = "id 1000000 for feature 'C1'"
+    elif what == "a gradient that is none":
+        change(damaged / "train" / "dense.f32", np.float32, 13, 1e6)
+        settings.append("loss={name='edge_loss:Edge'}")
+        monkeypatch.chdir(Path(__file__).parents[1])  # where that lies
+        exit_code = 1
+        reason = "NonFiniteGradientError: got gradients that are not finite in step"
     else:
         change(damaged / "train" / "dense.f32", np.float32, 13, np.nan)
         exit_code = 1
         reason = "NonFiniteLossError: got loss nan in step"
     recipe = tmp_path / "r.toml"
     run = tmp_path / "run"
-    recipe.write_text(to_toml(make_config(damaged, "model.batch_norm=false").model_dump()))
+    recipe.write_text(to_toml(make_config(damaged, *settings).model_dump()))
     with Team(recipe, "--run-dir", run, "--ranks", 2) as team:
         assert team.end() == exit_code, team.output
     texts = [team.output, (run / "ranks" / "rank-1.log").read_text()]
-    own = reason.removeprefix("NonFiniteLossError: got ")
+    own = reason.partition("Error: got ")[2] or reason
     for text in texts:
         assert "Traceback" not in text
         assert re.search(rf"got: +{own}|rank \d( failed in step \d+)?: (got )?{reason}", text), text

@@ -22,7 +22,13 @@ min_count = 1
 """
 MODEL = ("model.top=[8]", "model.expert_hidden=[8]", "model.batch_norm=false", "train.log_every=2")
 SGD = ("optimizer={name='sgd', lr=0.1}",)
-PLAIN = (*MODEL, "train.epochs=none", "train.steps=14", "train.evaluate_every=7")
+PLAIN = (
+    *MODEL,
+    "train.epochs=none",
+    "train.steps=14",
+    "train.evaluate_every=7",
+    "train.evaluate_batch_size=40",
+)
 
 
 @pytest.fixture(scope="module")

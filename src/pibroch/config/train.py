@@ -67,7 +67,7 @@ class TrainConfig(Section):
         evaluate_test: whether the run reads the test split, to evaluate its best model at the end.
         early_stop_patience: stop after this many evaluations in a row without improvement.
         monitor: the figure that says which model is best, as ``auc``, or ``LABEL:auc`` of another
-            label than the first.
+            label than the first; where samples have weights ``auc_unweighted`` is without them.
         top_k: the k of figures over the best k samples of a group, as ``ndcg@k``.
         items: a file of all items, among which ``all_hr@k`` and ``all_ndcg@k`` look: Parquet, or
             CSV with a header, a row an item with the columns of its features. When absent all items

@@ -158,6 +158,20 @@ class Loader:
         scale = len(every) / total if total else 0.0
         return torch.from_numpy((weights[samples] * scale).astype(np.float32))
 
+    def weights_in_data(self) -> Iterator[NDArray[np.float32] | None]:
+        """The weights of the samples of each batch of the epoch to come, as the data have them.
+
+        Those in batches compare the samples of a step alone. ``None`` where samples have none.
+        """
+        position = self._position
+        epoch = position.epoch
+        while position.epoch == epoch and position.sample < len(self.split):
+            bounds = self.bounds_at(position)[self.part[0] :]
+            samples = self.samples_at(position)[bounds[0] : bounds[1]]
+            weights = self.split.sample_weights
+            yield None if weights is None else weights[samples]
+            position = self.after(position)
+
     def _samples(self, epoch: int, first: int, after: int) -> NDArray[np.int64]:
         """Numbers of the samples at some places of an epoch."""
         return self._order_of(epoch).take(first, after) if self.shuffle else np.arange(first, after)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pibroch.embedding.dtype import Dtype, weight_floats
 from pibroch.errors import ConfigError
 from pibroch.kernels import scatter_update as kernels
@@ -98,6 +100,14 @@ class SparseOptimizer(ABC):
         return weight_floats(dim, dtype) + sum(self.state_fields(dim).values())
 
 
+def _check_eps(optimizer: SparseOptimizer, eps: float) -> None:
+    if np.float32(eps) == 0:
+        raise ConfigError(
+            f"{type(optimizer).__name__} with eps {eps}, where moments may be 0",
+            "a positive float32: a gradient of 0 would be divided by 0",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(SparseOptimizer):
     """Stochastic gradient descent."""
@@ -132,6 +142,11 @@ class Adagrad(SparseOptimizer):
 
     kernel: ClassVar[Callable[..., Any]] = staticmethod(kernels.adagrad)
     narrow_kernel: ClassVar[Callable[..., Any] | None] = staticmethod(kernels.narrow_adagrad)
+
+    def __post_init__(self) -> None:
+        super(Adagrad, self).__post_init__()
+        if self.initial_accumulator == 0:
+            _check_eps(self, self.eps)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""
@@ -176,6 +191,7 @@ class Adam(SparseOptimizer):
             raise ConfigError(
                 f"{type(self).__name__} with betas {self.betas}", "two numbers from 0 to below 1"
             )
+        _check_eps(self, self.eps)
 
     def moments(self, dim: int) -> dict[str, int]:
         """See :class:`SparseOptimizer`."""

@@ -37,6 +37,7 @@ from pibroch.exchange.base import Exchange, ExchangeOptions, Rates, Setup
 from pibroch.exchange.device_port import DevicePort, on_device
 from pibroch.exchange.empty_batch import Filler, is_same
 from pibroch.exchange.fingerprint import Fingerprint
+from pibroch.exchange.finite import are_finite, not_finite
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.learned_weights import by_id_where_learned
 from pibroch.exchange.loss_scale import Scaler, report_finite, scaler_of_pass, unscaled
@@ -531,6 +532,14 @@ class Embeddings(TableStates):
                 is_finite = all(self.control.gather(is_finite))
             report_finite(scaler, is_finite, self.fused_optimizer, self._overflow)
             updates &= is_finite
+        error = None
+        if updates and scaler is None and not are_finite(gradients):
+            with torch.no_grad():
+                by_feature = self._output.by_feature(batch, gradients)
+            error = not_finite(by_feature, self.step + 1)
+            if self.ranks.world_size > 1:
+                raise error  # the others miss this rank's gradients, and end in the same step
+            updates = False
         if not updates:
             gradients = [torch.zeros_like(gradient) for gradient in gradients]
         of_groups = self._output.gradients(batch, gradients)
@@ -545,6 +554,9 @@ class Embeddings(TableStates):
             self.exchange.update(handle, of_groups, rates)
         else:
             self.exchange.drop(handle, of_groups)
+        if error is not None:
+            self.exchange.fetch_next()  # a backward pass that fails makes no callbacks
+            raise error
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, ``torch.save`` and ``copy.deepcopy``.
@@ -647,8 +659,8 @@ class _Lookup(torch.autograd.Function):
                 "sum the losses and call backward once",
             )
         here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
-        embeddings._update(ctx.handle, ctx.batch, here)
-        ctx.handle = None
+        handle, ctx.handle = ctx.handle, None
+        embeddings._update(handle, ctx.batch, here)
         if ctx.kept is not None:
             Variable._execution_engine.queue_callback(partial(setattr, ctx, "kept", None))
         Variable._execution_engine.queue_callback(embeddings.exchange.fetch_next)

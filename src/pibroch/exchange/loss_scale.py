@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from pibroch.exchange.finite import are_finite
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.recomputation import backward_pass
 
@@ -47,7 +48,7 @@ def unscaled(gradients: Sequence[Tensor], scaler: Scaler) -> tuple[list[Tensor],
     """Gradients of the loss itself, float32, and whether all are finite."""
     inverse = 1.0 / scaler.get_scale()
     of_loss = [gradient.float() * inverse for gradient in gradients]
-    return of_loss, all(bool(torch.isfinite(gradient).all()) for gradient in of_loss)
+    return of_loss, are_finite(of_loss)
 
 
 def report_finite(

@@ -275,6 +275,21 @@ class OutputForm:
             self._places, [tensors[number] for number in self._tensor_of_group], offsets
         )
 
+    def by_feature(
+        self, batch: JaggedBatch, tensors: Sequence[Tensor]
+    ) -> Mapping[str, Tensor | JaggedEmbeddings]:
+        """The same by the features' names, also where users get one tensor.
+
+        What towers that run inside the lookup read is of some features, and has no names here.
+        """
+        out = self.of(batch, tensors)
+        if not isinstance(out, Tensor):
+            return out
+        names: Sequence[str] = list(self._places)
+        if out.shape[1] != len(names):
+            names = [f"feature {number} of this rank's towers" for number in range(out.shape[1])]
+        return dict(zip(names, out.unbind(1), strict=True))
+
     def _side_by_side(self, embeddings_of_groups: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings as an exchange gives them, from those of each group, pooled ``[B, F, D]``."""
         parts: dict[int, Tensor] = {}

@@ -89,9 +89,10 @@ class Focal(Loss):
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See :class:`Loss`."""
-        entropy = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        missed = (logits * (1 - 2 * labels)).sigmoid()  # 1 - p_t
-        loss = missed**self._gamma * entropy
+        margins = logits * (2 * labels - 1)  # p_t = sigmoid(margin)
+        # A power of 1 - p_t would have no slope where that is rounded to 0.
+        missed = (self._gamma * functional.logsigmoid(-margins)).exp()
+        loss = -missed * functional.logsigmoid(margins)
         if self._alpha is not None:
             loss = loss * (self._alpha * labels + (1 - self._alpha) * (1 - labels))
         return _mean(loss, weights)

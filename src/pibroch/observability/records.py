@@ -229,6 +229,10 @@ def shown_time(event_time: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+UNWEIGHTED = "_unweighted"
+"""What the name of a figure ends with that counts each sample once, whatever it weighs."""
+
+
 def has_more_than_clicks(tasks: Mapping[str, Mapping[str, float | None]]) -> bool:
     """Whether figures are of several labels, of numbers or of groups."""
     return len(tasks) > 1 or any(
@@ -237,12 +241,17 @@ def has_more_than_clicks(tasks: Mapping[str, Mapping[str, float | None]]) -> boo
 
 
 def task_figures(tasks: Mapping[str, Mapping[str, float | None]]) -> str:
-    """All figures of all labels on a line.
+    """The figures of all labels on a line, where samples have weights the weighted ones.
 
     >>> task_figures({"click": {"auc": 0.75}, "seconds": {"rmse": 2.0, "mae": None}})
     'click auc 0.7500; seconds rmse 2.0000, mae undefined'
     """
     return "; ".join(
-        f"{label} " + ", ".join(f"{name} {figure(value)}" for name, value in figures.items())
+        f"{label} "
+        + ", ".join(
+            f"{name} {figure(value)}"
+            for name, value in figures.items()
+            if not name.endswith(UNWEIGHTED)
+        )
         for label, figures in tasks.items()
     )

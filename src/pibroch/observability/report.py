@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pibroch.observability import plots
-from pibroch.observability.records import figure
+from pibroch.observability.records import UNWEIGHTED, figure
 from pibroch.observability.run_files import RunRecords, read_run
 from pibroch.storage import new_file
 
@@ -120,6 +120,9 @@ def _tiles(run: RunRecords) -> list[tuple[str, str]]:
     tiles = [("test AUC", figure(summary["auc"]))]
     if evaluation.get("best_possible_auc") is not None:
         tiles.append(("best possible AUC", figure(evaluation["best_possible_auc"])))
+    first: Mapping[str, float | None] = next(iter((summary.get("tasks") or {}).values()), {})
+    if f"auc{UNWEIGHTED}" in first:
+        tiles.append(("test AUC, unweighted", figure(first[f"auc{UNWEIGHTED}"])))
     return [
         *tiles,
         ("logloss", figure(summary["logloss"])),

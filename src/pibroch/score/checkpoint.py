@@ -79,6 +79,14 @@ def evaluate_checkpoint(
     undefined = [name for name, each in evaluation.tasks.items() if math.isnan(each.get("auc", 0))]
     rates = click_rates(dataset, [split]) if undefined else {}
     for label in undefined:
+        if rates[label][split] not in (0.0, 1.0):
+            logger.warning(
+                "samples of one label%s of the %s split all weigh 0: AUC is defined without weights"
+                " only",
+                f" ({label})" if len(evaluation.tasks) > 1 else "",
+                split,
+            )
+            continue
         which = f" ({label})" if len(evaluation.tasks) > 1 else ""
         logger.warning(
             "all labels%s of the %s split are %.0f: AUC is not defined, as it compares samples of"

@@ -17,6 +17,8 @@ from pibroch.data import EncodedDataset, JaggedBatch, Loader
 from pibroch.data.dataset import SplitName
 from pibroch.data.health import click_rates
 from pibroch.errors import ConfigError, DataError, NonFiniteLossError
+from pibroch.kernels.arrays import Array
+from pibroch.observability.records import UNWEIGHTED
 from pibroch.train.all_items import figures_over_all_items
 from pibroch.train.metrics import Curves, Evaluation, Metrics, Predictions
 from pibroch.train.monitored import check_monitor, is_over_all_items, monitored
@@ -75,7 +77,7 @@ def check_splits(config: RunConfig, dataset: EncodedDataset) -> None:
         for split, rate in rates.items()
         if rate in (0.0, 1.0)
     }
-    if figure != "auc":
+    if figure.removesuffix(UNWEIGHTED) != "auc":
         alike.pop((label, "validation"), None)
     needing = {
         "train.early_stop_patience": (config.train.early_stop_patience, None),
@@ -127,14 +129,14 @@ def evaluate(session: Session, split: SplitName) -> Evaluation:
         session.config.train.evaluate_batch_size,
         part=(ranks.rank, ranks.world_size),
     )
-    batches: Iterable[JaggedBatch] = loader
+    batches: Iterable[JaggedBatch] | None = None
     if session.processors is not None:
         batches = session.processors.batches(session.dataset, loader, len(loader))
     config = session.config
     dataset = session.dataset
     over_all_items = {}
     with session.predicting() as predicting:
-        predictions = predict(batches, predicting, _empty(config, dataset))
+        predictions = predict(loader, predicting, _empty(config, dataset), batches)
         if is_over_all_items(config, dataset.schema):
             over_all_items = figures_over_all_items(
                 predicting.model,
@@ -160,11 +162,12 @@ def check_finite(evaluation: Evaluation, split: str) -> None:
         return
     for label, figures in evaluation.tasks.items():
         name = "logloss" if "logloss" in figures else "rmse"
-        if math.isfinite(figures[name]):
+        figure = figures.get(f"{name}{UNWEIGHTED}", figures[name])  # of every sample
+        if math.isfinite(figure):
             continue
         of_label = f" of {label}" if len(evaluation.tasks) > 1 else ""
         raise NonFiniteLossError(
-            f"{'log loss' if name == 'logloss' else name} {figures[name]}{of_label} over the"
+            f"{'log loss' if name == 'logloss' else name} {figure}{of_label} over the"
             f" {split} split",
             "predictions that are numbers",
             "lower the learning rates or set train.clip_norm, and go on from an earlier checkpoint",
@@ -172,15 +175,25 @@ def check_finite(evaluation: Evaluation, split: str) -> None:
 
 
 def predict(
-    batches: Iterable[JaggedBatch],
+    loader: Loader,
     logits: Callable[[JaggedBatch], Tensor],
     predictions: Predictions | None = None,
+    batches: Iterable[JaggedBatch] | None = None,
 ) -> Predictions:
-    """Predictions for all batches by a function that gives logits, added to those given."""
+    """Predictions for an epoch of samples in their order, by a function that gives logits.
+
+    Args:
+        loader: of all batches.
+        logits: of a batch.
+        predictions: to which these are added; new ones when absent.
+        batches: the same as the loader's, where others make them.
+    """
     predictions = Predictions() if predictions is None else predictions
-    for batch in batches:
+    batches = loader if batches is None else batches
+    # weights first: they are of the batches before which the loader stands
+    for weights, batch in zip(loader.weights_in_data(), batches, strict=True):
         groups = None if batch.groups is None else batch.groups.numpy()
-        predictions.add(logits(batch).numpy(), batch.labels.numpy(), groups)
+        predictions.add(logits(batch).numpy(), batch.labels.numpy(), groups, weights)
     return predictions
 
 
@@ -196,18 +209,23 @@ def _result_of_all(predictions: Predictions, whole: Predictions, channel: Channe
         return predictions.result()
     logits, labels = predictions.arrays()
     is_bits = labels.dtype == np.bool_
-    groups = predictions.groups()
     everyone = [
         _to_first(channel, torch.from_numpy(logits)),
         _to_first(channel, torch.from_numpy(labels.view(np.uint8) if is_bits else labels)),
     ]
-    if any(channel.gather(groups is not None)):
-        of_rank = torch.from_numpy(np.empty(0, np.int64) if groups is None else groups)
-        everyone.append(_to_first(channel, of_rank))
+    optional: dict[str, tuple[Array | None, type[np.generic]]] = {
+        "groups": (predictions.groups(), np.int64),
+        "weights": (predictions.weights(), np.float32),
+    }
+    of_everyone = {}
+    for name, (of_rank, dtype) in optional.items():
+        if any(channel.gather(of_rank is not None)):
+            column = np.empty(0, dtype) if of_rank is None else of_rank
+            of_everyone[name] = _to_first(channel, torch.from_numpy(column)).numpy()
     result = None
     if channel.ranks.rank == 0:
         everything = [each.numpy() for each in everyone]
-        whole.add(everything[0], everything[1].astype(np.float32), *everything[2:])
+        whole.add(everything[0], everything[1].astype(np.float32), **of_everyone)
         result = asdict(whole.result())
     plain = channel.gather(result)[0]
     return Evaluation(Metrics(**plain["metrics"]), Curves(**plain["curves"]), plain["tasks"])

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pibroch.config import RunConfig
 from pibroch.data.schema import Schema
 from pibroch.errors import ConfigError
+from pibroch.observability.records import UNWEIGHTED
 
-LOWER_IS_BETTER = frozenset(("logloss", "normalized_entropy", "rmse", "mae"))
+_LOWER_IS_BETTER = frozenset(("logloss", "normalized_entropy", "rmse", "mae"))
 _OF_CLICKS = ("auc", "logloss", "normalized_entropy", "pr_auc")
 _OF_NUMBERS = ("rmse", "mae")
 
@@ -17,6 +18,11 @@ def monitored(monitor: str, schema: Schema) -> tuple[str, str]:
     """The label and the name of the figure in ``NAME`` or ``LABEL:NAME``."""
     label, _, figure = monitor.rpartition(":")
     return label or schema.label_columns[0], figure
+
+
+def is_lower_better(figure: str) -> bool:
+    """Whether a figure of this name is a loss."""
+    return figure.removesuffix(UNWEIGHTED) in _LOWER_IS_BETTER
 
 
 def is_over_all_items(config: RunConfig, schema: Schema) -> bool:
@@ -53,6 +59,8 @@ def check_monitor(config: RunConfig, schema: Schema) -> None:
             names += ["gauc", *of_k]
         if config.loss.name == "in_batch_softmax":
             names += [f"all_{name}@{k}" for name in ("ndcg", "hr") for k in settings.top_k]
+    if schema.weight is not None:
+        names += [f"{name}{UNWEIGHTED}" for name in names if not name.startswith("all_")]
     if figure not in names:
         others = "" if len(schema.targets) == 1 else ", or one of another label as LABEL:NAME"
         raise ConfigError(
@@ -66,4 +74,4 @@ def value_of(monitor: str, tasks: Mapping[str, Mapping[str, float]], schema: Sch
     """The figure, with its sign changed where lower is better."""
     label, figure = monitored(monitor, schema)
     value = tasks[label][figure]
-    return -value if figure in LOWER_IS_BETTER else value
+    return -value if is_lower_better(figure) else value

@@ -26,11 +26,12 @@ from pibroch.config.recipes import load_recipe
 from pibroch.config.toml import to_toml
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.observability import plots
+from pibroch.observability.records import UNWEIGHTED
 from pibroch.observability.report import shown_figure, write_page
 from pibroch.observability.run_files import read_run
 from pibroch.process import LAUNCHER, num_processors
 from pibroch.storage import new_file, storage_errors
-from pibroch.train.monitored import LOWER_IS_BETTER, monitored
+from pibroch.train.monitored import is_lower_better, monitored
 from pibroch.train.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def check_validation(config: RunConfig) -> None:
         )
     label, figure = monitored(config.train.monitor, dataset.schema)
     rate = click_rates(dataset, ["validation"]).get(label, {}).get("validation")
-    if figure == "auc" and rate in (0.0, 1.0):
+    if figure.removesuffix(UNWEIGHTED) == "auc" and rate in (0.0, 1.0):
         raise ConfigError(
             f"validation labels that are all {rate:.0f} in {dataset.path}, by which AUC is not"
             " defined",
@@ -226,7 +227,7 @@ class Search:
     @property
     def is_lower_better(self) -> bool:
         """Whether the figure is a loss."""
-        return self.monitor.rpartition(":")[2] in LOWER_IS_BETTER
+        return is_lower_better(self.monitor.rpartition(":")[2])
 
     @property
     def done(self) -> list[Trial]:

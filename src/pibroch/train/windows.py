@@ -9,7 +9,11 @@ Which windows are open, and what is late or ahead, follows from the steps alone,
 
 A cell is 1/256 of a logit, from -16 to 16; for AUC, logits of one are ties.
 
-Legend: N samples of this rank, L labels, T of these that are 0 or 1.
+Where samples have weights, what a sample adds to the sums is weighted; beside them are others in
+which all that are in a window count alike.
+
+Legend: N samples of this rank, L labels, T sums of these that are 0 or 1, twice as many with
+weights.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from pibroch.data.event_windows import NO_TIME, WindowRule
 from pibroch.data.schema import Schema
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Ints
-from pibroch.observability.records import WindowRecord
+from pibroch.observability.records import UNWEIGHTED, WindowRecord
 from pibroch.state.files import CHECKPOINT
 from pibroch.train.metrics import Metrics, figures_of, finite_or_none
 
@@ -48,23 +52,23 @@ class _Sums:
     """Of some samples, in units.
 
     Attributes:
-        counts: weights by task, label and cell, int64 ``[T, 2, cells]``.
-        totals: by task as :func:`figures_of` takes them, int64 ``[T, 5]``.
+        counts: weights by sum, label and cell, int64 ``[T, 2, cells]``.
+        totals: by sum as :func:`figures_of` takes them, int64 ``[T, 5]``.
     """
 
     counts: Ints
     totals: Ints
 
     @classmethod
-    def none(cls, num_tasks: int) -> _Sums:
-        counts = np.zeros((num_tasks, 2, _CELLS), np.int64)
-        return cls(counts, np.zeros((num_tasks, _NUM_TOTALS), np.int64))
+    def none(cls, num_sums: int) -> _Sums:
+        counts = np.zeros((num_sums, 2, _CELLS), np.int64)
+        return cls(counts, np.zeros((num_sums, _NUM_TOTALS), np.int64))
 
-    def metrics(self, task: int) -> Metrics:
-        counts = self.counts[task] / _UNIT
+    def metrics(self, number: int) -> Metrics:
+        counts = self.counts[number] / _UNIT
         seen = np.flatnonzero(counts.any(0))
         centres = (seen + 0.5) * (2 * _LIMIT / _CELLS) - _LIMIT
-        return figures_of(self.totals[task] / _UNIT, np.stack([centres, *counts[:, seen]]))
+        return figures_of(self.totals[number] / _UNIT, np.stack([centres, *counts[:, seen]]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +107,11 @@ class ProgressiveWindows:
                 "both",
                 "name the column of times as `time` in the schema, or leave [train.windows] out",
             )
+        columns = list(self._tasks.values())
+        self._has_weights = schema.weight is not None
+        self._summed = [(column, True) for column in columns]  # a label, and whether it is weighted
+        if self._has_weights:
+            self._summed += [(column, False) for column in columns]
         self._settings = settings
         self._channel = channel
         self._rule = _rule_of(settings)
@@ -182,7 +191,7 @@ class ProgressiveWindows:
         kind = [self._rule.width_ms, self._rule.lateness_ms, self._gap]
         arrays = {"about": np.array([*kind, *self._clock.state(), self._num_late])}
         if self._settings is not None:
-            none = _Sums.none(len(self._tasks))
+            none = _Sums.none(len(self._summed))
             begins = np.full(self._rule.most_open, NO_TIME, np.int64)
             begins[: len(self._open)] = sorted(self._open)
             sums = [self._open.get(begin, none) for begin in begins.tolist()]
@@ -237,7 +246,7 @@ class ProgressiveWindows:
         counts, totals = map(self._of_all_ranks, self._sparse(steps, begins, ~(is_late | is_ahead)))
         records = []
         for begin in sorted({*self._open, *totals[:, 0].tolist()}):
-            sums = self._open.pop(begin, None) or _Sums.none(len(self._tasks))
+            sums = self._open.pop(begin, None) or _Sums.none(len(self._summed))
             own = _rows_of(begin, counts)
             np.add.at(sums.counts.reshape(-1), own[:, 1], own[:, 2])
             added = _rows_of(begin, totals)[:, 1:].sum(0)
@@ -265,24 +274,27 @@ class ProgressiveWindows:
         totals.
         """
         weights = np.concatenate([each.weights for each in steps])
-        is_kept = is_kept & (weights > 0)
+        if not self._has_weights:
+            is_kept = is_kept & (weights > 0)
         weights = weights[is_kept]
+        ones = np.ones(len(weights))
         scores = np.concatenate([each.scores for each in steps])[is_kept]
         labels = np.concatenate([each.labels for each in steps])[is_kept]
         windows, window_of = np.unique(begins[is_kept], return_inverse=True)
-        size = 2 * _CELLS * len(self._tasks)
-        totals = np.zeros((len(windows), _NUM_TOTALS * len(self._tasks)), np.int64)
+        size = 2 * _CELLS * len(self._summed)
+        totals = np.zeros((len(windows), _NUM_TOTALS * len(self._summed)), np.int64)
         counts = []
-        for task, column in enumerate(self._tasks.values()):
+        for number, (column, is_weighted) in enumerate(self._summed):
             is_hit = labels[:, column] > 0.5
-            place = (2 * task + is_hit) * _CELLS + _cells(scores[:, column])
+            place = (2 * number + is_hit) * _CELLS + _cells(scores[:, column])
             keys, key_of = np.unique(window_of * size + place, return_inverse=True)
             units = np.zeros(len(keys), np.int64)
-            np.add.at(units, key_of, _in_units(weights))
+            of_sample = weights if is_weighted else ones
+            np.add.at(units, key_of, _in_units(of_sample))
             window, place = np.divmod(keys, size)
             counts.append(np.stack([windows[window], place, units], 1))
-            of_task = totals[:, _NUM_TOTALS * task : _NUM_TOTALS * (task + 1)]
-            np.add.at(of_task, window_of, _totals(scores[:, column], is_hit, weights))
+            own = totals[:, _NUM_TOTALS * number : _NUM_TOTALS * (number + 1)]
+            np.add.at(own, window_of, _totals(scores[:, column], is_hit, of_sample))
         return np.concatenate(counts), np.concatenate([windows[:, None], totals], 1)
 
     def _record(
@@ -294,6 +306,9 @@ class ProgressiveWindows:
             name: {key: finite_or_none(value) for key, value in asdict(each).items()}
             for name, each in metrics.items()
         }
+        for number, name in enumerate(self._tasks, len(metrics)) if self._has_weights else ():
+            for key, value in asdict(sums.metrics(number)).items():
+                figures[name][f"{key}{UNWEIGHTED}"] = finite_or_none(value)
         alarms = [
             problem if len(metrics) == 1 else f"{name}: {problem}"
             for name, each in metrics.items()
@@ -333,11 +348,13 @@ def _cells(logits: Floats) -> Ints:
 
 
 def _totals(logits: Floats, is_hit: NDArray[np.bool_], weights: Floats) -> Ints:
-    """Count, weight, loss, prediction and label of each sample, weighted, in units ``[N, 5]``."""
+    """Count, weight, loss, prediction and label of each sample, weighted, in units ``[N, 5]``.
+
+    Those that weigh nothing are not counted.
+    """
     losses = np.logaddexp(0.0, logits) - logits * is_hit
     predicted = np.exp(-np.logaddexp(0.0, -logits))
-    ones = np.ones(len(logits))
-    columns = (ones, weights, weights * losses, weights * predicted, weights * is_hit)
+    columns = (weights > 0, weights, weights * losses, weights * predicted, weights * is_hit)
     return _in_units(np.stack(columns, 1))
 
 

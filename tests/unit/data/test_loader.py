@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,21 @@ def make_split(
         (10 * numbers[:, None] + np.arange(num_one_hot)).astype(np.int32),
         bags,
     )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 10, 11])
+def test_weights_in_the_data_are_those_of_each_batchs_samples(size, shuffle):
+    weights = np.arange(size, dtype=np.float32) ** 2
+    split = replace(make_split(size), sample_weights=weights)
+    for part in ((0, 1), (1, 3)):
+        loader = Loader(split, 4, shuffle=shuffle, part=part)
+        for _ in range(2):  # epochs
+            pairs = list(zip(loader.weights_in_data(), loader, strict=True))
+            assert len(pairs) == -(-size // 4)
+            for got, batch in pairs:
+                assert got.tolist() == weights[samples_of(batch)].tolist()
+    assert list(Loader(make_split(3), 2).weights_in_data()) == [None, None]
 
 
 def samples_of(batch) -> list[int]:

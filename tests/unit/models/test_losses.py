@@ -29,6 +29,28 @@ def test_focal_is_its_equation(alpha, gamma, is_weighted):
     assert got.item() == pytest.approx(want.mean(), rel=1e-12)
 
 
+def slope_of_focal(logits, labels, gamma):
+    """Of each sample by its logit: ``-gamma (1-p)^gamma p log p - (1-p)^(1+gamma)`` of clicks."""
+    z = np.where(labels == 1, logits, -logits).astype(np.float128)
+    log_p, log_missed = -np.logaddexp(0, -z), -np.logaddexp(0, z)
+    slopes = gamma * np.exp(gamma * log_missed + log_p) * log_p - np.exp((1 + gamma) * log_missed)
+    return np.where(labels == 1, slopes, -slopes).astype(np.float64)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.25, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_slope_of_focal_is_finite_and_right_however_well_a_sample_is_predicted(gamma, dtype):
+    sizes = [0.0, 1e-3, 3.0, 16.0, 17.0, 80.0, 95.0, 104.0, 800.0, 1e30]
+    values = np.array([sign * size for sign in (1, -1) for size in sizes])
+    for label in (0.0, 1.0):
+        logits = torch.tensor(values, dtype=dtype, requires_grad=True)
+        labels = torch.full_like(logits, label)
+        Focal(FocalConfig(gamma=gamma))(logits, labels).backward()
+        want = slope_of_focal(logits.detach().numpy(), np.full(len(values), label), gamma)
+        got = logits.grad.numpy() * len(values)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-37)
+
+
 def test_squared_error_is_weighted():
     loss = SquaredError(SquaredErrorConfig())
     tensors = [torch.from_numpy(each) for each in (LOGITS, RATINGS, WEIGHTS)]

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -13,7 +14,12 @@ from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.schema import Schema
 from pibroch.data.sources import TextSource
 from pibroch.data.storage import checksum
-from pibroch.errors import CheckpointError, ConfigError, NonFiniteLossError
+from pibroch.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteGradientError,
+    NonFiniteLossError,
+)
 from pibroch.models import MODELS
 from pibroch.score.checkpoint import evaluate_checkpoint
 from pibroch.state.checkpoint_folder import CheckpointFolder
@@ -127,6 +133,23 @@ def test_a_non_finite_loss_names_the_step_and_is_never_saved(data, tmp_path):
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", 2)
     assert folder.latest() == folder.path(step - 1)
     assert read_manifest(folder.latest()).progress.step == step - 1
+
+
+@pytest.mark.parametrize("passes", [(), ("train.batch_size=25", "train.accumulate=4")])
+def test_a_gradient_that_is_not_finite_names_the_step_and_is_never_saved(data, tmp_path, passes):
+    """In any of a step's passes."""
+    overrides = [
+        "loss={name='edge_loss:Edge'}",
+        "embedding.optimizer={name='sgd', lr=1e4}",
+        "train.checkpoint_every=1",
+        "model.batch_norm=false",
+        *passes,
+    ]
+    with pytest.raises(NonFiniteGradientError, match=r"in step (\d+): of .* 'C\d+'") as failure:
+        train_here(make_config(data, *overrides), tmp_path / "run")
+    step = int(re.search(r"in step (\d+)", failure.value.got)[1])
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints", 2)
+    assert step > 1 and folder.latest() == folder.path(step - 1)
 
 
 def test_averages_are_what_is_evaluated(data, tmp_path):

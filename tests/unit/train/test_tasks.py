@@ -11,9 +11,11 @@ import torch
 import pibroch as pb
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import ConfigError
+from pibroch.observability.report import write_report
 from pibroch.score.checkpoint import evaluate_checkpoint, open_for
 from pibroch.score.split import score_split
 from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.train.monitored import check_monitor, value_of
 from several_labels import SCHEMA, prepared
 from small_run import make_config, run_command, train_here
 
@@ -23,6 +25,7 @@ SMALL = (
     "model.batch_norm=false",
     "model.dropout=0.0",
     "train.log_every=5",
+    "train.evaluate_batch_size=64",
 )
 TASKS = ("model.name=mmoe", "tasks={seconds={loss='mse', weight=0.5}}")
 ONE_NUMBER = SCHEMA.replace('labels = ["click", "seconds"]', 'label = "seconds"').replace(
@@ -48,8 +51,9 @@ def test_both_tasks_are_learned_and_told(trained):
     assert best["is_best"]
     told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]
     names = ["auc", "logloss", "normalized_entropy", "calibration"]
-    assert list(told["click"]) == [*names, "pr_auc", "gauc", "ndcg@10", "hr@10"]
-    assert list(told["seconds"]) == ["rmse", "mae"]
+    names += ["pr_auc", "gauc", "ndcg@10", "hr@10"]
+    assert list(told["click"]) == [*names, *(f"{name}_unweighted" for name in names)]
+    assert list(told["seconds"]) == ["rmse", "mae", "rmse_unweighted", "mae_unweighted"]
     assert told["click"]["auc"] == trained.result.summary.auc > 0.8
     assert told["click"]["gauc"] > 0.75 and told["seconds"]["rmse"] < 0.7
 
@@ -63,11 +67,36 @@ def test_figures_are_those_of_the_scores(trained):
     columns = ["sample", "label.click", "score.click", "label.seconds", "score.seconds"]
     assert frame.columns == columns
     errors = frame["score.seconds"].to_numpy() - frame["label.seconds"].to_numpy()
-    rmse = np.sqrt((errors.astype(np.float64) ** 2).mean())
-    assert evaluation.tasks["seconds"]["rmse"] == pytest.approx(rmse, rel=1e-6)
+    weights = dataset.split("test").sample_weights
+    for name, of_sample in {"rmse": weights, "rmse_unweighted": np.ones(len(weights))}.items():
+        rmse = np.sqrt(np.average(errors.astype(np.float64) ** 2, weights=of_sample))
+        assert evaluation.tasks["seconds"][name] == pytest.approx(rmse, rel=1e-6)
     click, score = (frame[f"{kind}.click"].to_numpy() for kind in ("label", "score"))
     above = score[click == 1][:, None] > score[click == 0]
-    assert evaluation.metrics.auc == pytest.approx(above.mean(), abs=1e-4)
+    pairs = weights[click == 1][:, None] * weights[click == 0]
+    assert evaluation.metrics.auc == pytest.approx((above * pairs).sum() / pairs.sum(), abs=1e-4)
+    unweighted = evaluation.tasks["click"]["auc_unweighted"]
+    assert unweighted == pytest.approx(above.mean(), abs=1e-4)
+    assert evaluation.metrics.num_samples == len(weights) > (weights > 0).sum()
+
+
+def test_either_kind_of_figure_chooses_the_best_model(trained):
+    schema = EncodedDataset.open(trained.data).schema
+    for monitor in ("auc", "auc_unweighted", "seconds:rmse_unweighted", "gauc_unweighted"):
+        check_monitor(make_config(trained.data, f"train.monitor='{monitor}'"), schema)
+    tasks = {"click": {"auc_unweighted": 0.7}, "seconds": {"rmse_unweighted": 2.0}}
+    assert value_of("auc_unweighted", tasks, schema) == 0.7
+    assert value_of("seconds:rmse_unweighted", tasks, schema) == -2.0
+    with pytest.raises(ConfigError, match="auc_unweighted"):
+        config = make_config(trained.data, "train.monitor=auc_unweighted")
+        check_monitor(config, schema.model_copy(update={"weight": None}))
+
+
+def test_a_report_has_both_aucs(trained):
+    page = write_report(trained.run.path, trained.folder / "report.html").read_text()
+    told = json.loads((trained.run.path / "evaluation.json").read_text())["tasks"]["click"]
+    weighted, unweighted = (f"{told[name]:.4f}" for name in ("auc", "auc_unweighted"))
+    assert weighted != unweighted and weighted in page and unweighted in page
 
 
 def test_an_export_scores_both(trained):

@@ -1,6 +1,6 @@
 """Windows of event time against figures that are computed record by record."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -201,7 +201,7 @@ def test_wrong_clocks_close_no_windows_and_a_silence_does(every):
 
 def test_weights_and_several_labels():
     rng = np.random.default_rng(1)
-    windows = made(schema=TWO)
+    windows = made(schema=TWO.model_copy(update={"weight": "w"}))
     rows = []
     for step, times, logits, labels in stream(20, tasks=(3,), most_late=900):
         weights = rng.integers(0, 3, len(times)).astype(np.float32)
@@ -221,6 +221,15 @@ def test_weights_and_several_labels():
         predicted = 1 / (1 + np.exp(-scores))
         calibration = predicted @ share / (hits @ share)
         assert first.tasks[name]["calibration"] == pytest.approx(calibration, abs=1e-5)
+        plain = Predictions()
+        plain.add(logits[inside, column], labels[inside, column].astype(np.float32))
+        right = asdict(plain.result().metrics)
+        for figure, tolerance in (TOLERANCES | {"num_samples": 0}).items():
+            got = first.tasks[name][f"{figure}_unweighted"]
+            assert got == pytest.approx(right[figure], abs=tolerance)
+    again = made(schema=TWO.model_copy(update={"weight": "w"}))
+    again.load_state(windows.state())
+    assert all(torch.equal(each, windows.state()[name]) for name, each in again.state().items())
 
 
 def test_steps_without_samples_and_without_windows():
