@@ -299,6 +299,7 @@ def _begin(
     from pibroch.config import load_recipe
     from pibroch.config.differences import differences, spelled
     from pibroch.config.recipes import change_config
+    from pibroch.config.secret import hand_on
     from pibroch.errors import ConfigError
     from pibroch.train.run_directory import RunDirectory
 
@@ -314,9 +315,12 @@ def _begin(
     )
     begun = _begun(run) if resume else None
     if begun is None:
-        return load_recipe(name, changes), run.must_be_new().path
+        config = load_recipe(name, changes)
+        hand_on(config)
+        return config, run.must_be_new().path
     config = change_config(begun, changes)
-    differing = {} if recipe is None else differences(config, load_recipe(recipe, changes))
+    asked = config if recipe is None else load_recipe(recipe, changes)
+    differing = differences(config, asked)
     if differing:
         raise ConfigError(
             f"recipe {recipe} with {spelled({key: new for key, (_, new) in differing.items()})}",
@@ -324,6 +328,7 @@ def _begin(
             f" {run.path} began",
             "leave the recipe out, or start anew in another --run-dir",
         )
+    hand_on(asked)  # may give in full what the run's own does not have
     return config, run.path
 
 
