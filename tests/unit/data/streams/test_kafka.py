@@ -221,6 +221,22 @@ def test_all_partitions_have_one_consumer(cluster, topic):
     assert names.count("rdk:main") == of_producer + 1
 
 
+def test_a_backlog_of_one_partition_is_not_kept_for_another(cluster, topic):
+    cluster.send(topic, messages(0, 2000), partition=0)
+    cluster.send(topic, messages(2000, 2003), partition=1)
+    source = Kafka(cluster.brokers, topic, schema())
+    partitions = [source.open(name) for name in source.partitions]
+    read = dict.fromkeys(source.partitions, 0)
+    deadline = time.monotonic() + 20
+    while any(each.is_waiting for each in partitions) and time.monotonic() < deadline:
+        for each in partitions:
+            records = each.next(8)
+            read[each.name] += 0 if records is None else records.range.records
+            assert source._consumer.num_kept < 8
+    source.close()
+    assert read == {"0": 2000, "1": 3, "2": 0, "3": 0}
+
+
 def test_bad_messages_are_set_aside_with_their_offsets(cluster, topic, tmp_path):
     """Behind a marker of a transaction."""
     good = messages(0, 5)
