@@ -161,8 +161,8 @@ class PartitionConsumer:
     def consume(self, most: int, timeout: float) -> list[Message]:
         """Messages that have come; or one that is an error, after all before it.
 
-        Without a timeout nothing is fetched while others have not taken what is theirs: what is
-        kept stays below ``most``.
+        Without a timeout nothing more is taken from the brokers while others have so much to
+        consume: a backlog of one partition is not kept for another.
         """
         missing = most - (len(self._kept) if timeout else self._shared.num_kept)
         if not self._kept and self._failure is None and missing > 0:
