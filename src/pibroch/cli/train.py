@@ -384,9 +384,11 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
     """
     from pibroch.collectives.agreement import on_first
     from pibroch.train.data_source import open_dataset
+    from pibroch.train.stream import check_stream
 
     def make() -> None:
         open_dataset(config.data)
+        check_stream(config.data.stream)
         run.claim()
         if not run.exists():
             run.create(config)
