@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ ALL = -1
 NOBODY = -1
 _BROKERS = 3
 _PRODUCER = 0  # a kind of rd_kafka_t
+_IS_CONTROL = 0x20
+_IS_TRANSACTIONAL = 0x10
 
 
 class Cluster:
@@ -42,6 +46,17 @@ class Cluster:
             self._producer.poll(0)
         assert self._producer.flush(ANSWER_S) == 0
 
+    def send_marker(self, topic, partition):
+        """Have a transaction committed that has nothing; its marker takes an offset."""
+        metadata = self._producer.list_topics(topic, timeout=ANSWER_S)
+        broker = metadata.brokers[metadata.topics[topic].partitions[partition].leader]
+        with socket.create_connection((broker.host, broker.port), ANSWER_S) as connection:
+            connection.sendall(_produce(topic, partition, _marker()))
+            (size,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+            answer = connection.recv(size, socket.MSG_WAITALL)
+        error = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic) + 4 + 4)
+        assert error == (0,), (topic, partition, error)
+
     def set_leader(self, topic, partition, broker):
         """Have a broker lead a partition, or ``NOBODY``."""
         self._say("leader", topic, partition, broker)
@@ -66,6 +81,28 @@ class Cluster:
     def kill(self):
         self.signal(signal.SIGKILL)
         self.process.wait(ANSWER_S)
+
+
+def _marker():
+    """A batch of a control record (KIP-98), a commit, whose checksum the mock does not look at."""
+    commit = struct.pack(">hh", 0, 1)
+    value = struct.pack(">hi", 0, 0)
+    record = b"\0\0\0" + bytes([2 * len(commit)]) + commit + bytes([2 * len(value)]) + value + b"\0"
+    producer = struct.pack(">qhi", 9, 0, -1)
+    last_offset, times = 0, struct.pack(">qq", 0, 0)
+    batch = struct.pack(">hi", _IS_CONTROL | _IS_TRANSACTIONAL, last_offset) + times + producer
+    batch += struct.pack(">i", 1) + bytes([2 * len(record)]) + record
+    batch = struct.pack(">ibI", 0, 2, 0) + batch
+    return struct.pack(">qi", 0, len(batch)) + batch
+
+
+def _produce(topic, partition, batch):
+    """A request to produce, version 3."""
+    name = struct.pack(">h", len(topic)) + topic.encode()
+    body = struct.pack(">hhii", -1, 1, 1000 * ANSWER_S, 1) + name
+    body += struct.pack(">iii", 1, partition, len(batch)) + batch
+    request = struct.pack(">hhih", 0, 3, 1, -1) + body
+    return struct.pack(">i", len(request)) + request
 
 
 def serve():

@@ -73,6 +73,7 @@ SOAK = (
     "tests/distributed/test_recovery.py::test_random_kills",
     "tests/distributed/test_streams_kills.py",
     "tests/distributed/test_streams_soak.py",
+    "tests/unit/data/streams/test_kafka_strokes.py",
     "tests/unit/data/streams/test_strokes.py",
     "tests/unit/rpc/test_fuzz_callables.py",
     "tests/unit/serve/test_connections.py::test_health_beside_connections",

@@ -264,6 +264,14 @@ def test_killed_ranks_train_each_message_of_kafka_once_and_to_the_same_bits(tmp_
         check_same_bits(run, undisturbed(run, 2))
 
 
+def test_a_setting_that_kafka_does_not_have_is_wrong_input_and_begins_no_run(tmp_path):
+    kafka = {"kind": "kafka", "brokers": "127.0.0.1:9", "topic": "clicks"}
+    recipe = write_recipe(tmp_path, **kafka, kafka={"security.protcol": "ssl"})
+    result = run_command("train", recipe, "--run-dir", tmp_path / "run")
+    assert result.returncode == 2 and '"security.protcol"' in result.stderr, result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_ranks_go_on_and_leave_nothing_out(tmp_path):
     recipe = write_recipe(tmp_path)
     run = tmp_path / "run"

@@ -77,7 +77,11 @@ def manifest_command(
         ),
     ] = None,
     secret: Annotated[
-        str, _pods(help="The Kubernetes Secret whose entry `secret` is the job's.")
+        str,
+        _pods(
+            help="The Kubernetes Secret whose entry `secret` is the job's; a recipe's secrets by"
+            " variable are entries of the variables' names."
+        ),
     ] = "pibroch",
     resources: Annotated[
         list[str] | None,
@@ -91,6 +95,7 @@ def manifest_command(
     yaml = _yaml()
     from pibroch.config import load_recipe, to_toml
     from pibroch.config.recipes import change_config
+    from pibroch.config.secret import secrets_in
     from pibroch.launch.job import TRAINER, Restarts
     from pibroch.launch.jobset import RECIPES, Claim, Cluster, manifest, parse_resources
     from pibroch.train.job import training_job
@@ -109,6 +114,7 @@ def manifest_command(
         tuple(map(Claim.parse, claims or [])),
         parse_resources(resources or []),
         namespace,
+        tuple(sorted({each.env for each in secrets_in(config) if each.env is not None})),
     )
     threads = cluster.processors(TRAINER)
     if config.train.threads is None and threads is not None:

@@ -51,8 +51,10 @@ def search(
 
         pibroch train runs/search-criteo_kaggle_sample_dcnv2/best.toml
     """
+    from pibroch.config.secret import refuse_in_full
     from pibroch.train.search import Search, read_space
 
+    refuse_in_full(overrides or [])  # they are written down with the search
     folder = out or Path("runs") / f"search-{Path(recipe).stem}"
     given = Search(recipe, tuple(overrides or ()), read_space(space), seeds, folder, parallel)
     over = given.num_over

@@ -306,6 +306,7 @@ def _begin(
     from pibroch.config import load_recipe
     from pibroch.config.differences import differences, spelled
     from pibroch.config.recipes import change_config
+    from pibroch.config.secret import hand_on
     from pibroch.errors import ConfigError
     from pibroch.train.run_directory import RunDirectory
 
@@ -323,9 +324,12 @@ def _begin(
     if begun is None:
         if resume and recipe is None:
             _say_which_begins(run, name, changes)
-        return load_recipe(name, changes), run.must_be_new().path
+        config = load_recipe(name, changes)
+        hand_on(config)
+        return config, run.must_be_new().path
     config = change_config(begun, changes)
-    differing = {} if recipe is None else differences(config, load_recipe(recipe, changes))
+    asked = config if recipe is None else load_recipe(recipe, changes)
+    differing = differences(config, asked)
     if differing:
         raise ConfigError(
             f"recipe {recipe} with {spelled({key: new for key, (_, new) in differing.items()})}",
@@ -333,6 +337,7 @@ def _begin(
             f" {run.path} began",
             "leave the recipe out, or start anew in another --run-dir",
         )
+    hand_on(asked)  # may give in full what the run's own does not have
     return config, run.path
 
 
@@ -401,9 +406,11 @@ def _open(config: RunConfig, run: RunDirectory, world: World, resume: bool) -> E
     """
     from pibroch.collectives.agreement import on_first
     from pibroch.train.data_source import open_dataset
+    from pibroch.train.stream import check_stream
 
     def make() -> None:
         open_dataset(config.data)
+        check_stream(config.data.stream)
         run.claim()
         if not run.exists():
             run.create(config)

@@ -8,4 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """One table of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # errors are shown by `problems.py`, which leaves secrets out
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True
+    )

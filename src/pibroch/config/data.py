@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, model_validator
 
 from pibroch.config.base import Section
+from pibroch.config.kafka import SettingsOfRecipe, check_settings
 
 
 class SynthesizeConfig(Section):
@@ -38,7 +39,8 @@ class StreamConfig(Section):
         path: the directory that grows.
         brokers: of Kafka, ``host:port``, several between commas.
         topic: at these.
-        kafka: further settings of librdkafka, such as for encryption.
+        kafka: further settings of librdkafka, such as for encryption; a secret among them by
+            ``{ env = NAME }`` or ``{ file = PATH }``.
         format: of its files, by their names when absent; or of messages, ``jsonl`` when absent.
         partitions: of a directory: how many, to which files go by their names; or sub-directories,
             each of which is one. No more ranks read than there are partitions.
@@ -57,7 +59,7 @@ class StreamConfig(Section):
     path: str | None = None
     brokers: str | None = None
     topic: str | None = None
-    kafka: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    kafka: SettingsOfRecipe = Field(default_factory=dict)
     format: Literal["csv", "tsv", "jsonl", "parquet"] | None = None
     partitions: Annotated[int, Field(ge=1, le=4096)] | tuple[str, ...] = 8
     schema_file: str | None = None
@@ -81,6 +83,7 @@ class StreamConfig(Section):
             raise ValueError("needs `path`, the directory that grows")
         if self.kind == "kafka" and (self.brokers is None or self.topic is None):
             raise ValueError("needs `brokers` and `topic` for Kafka")
+        check_settings(self.kafka)
         if self.kind == "kafka" and self.format == "parquet":
             raise ValueError("takes messages in `jsonl`, `csv` or `tsv`, not in Parquet")
         if not self.partitions:

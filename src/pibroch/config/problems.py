@@ -12,6 +12,7 @@ from typing import get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from pibroch.config.registry import Choice
+from pibroch.config.secret import is_secret, redacted
 from pibroch.errors import ConfigError
 
 _SECTIONS = {
@@ -36,6 +37,7 @@ def config_error(
     problem = error.errors(include_url=False)[0]
     path = recipe_path(problem["loc"])
     key = ".".join(path)
+    got = redacted(problem["input"], next(filter(is_secret, path), ""))
     more = len(error.errors()) - 1
     tail = f" ({more} more problem{'s' * (more > 1)} after this one)" if more else ""
     if problem["type"] == "extra_forbidden":
@@ -49,7 +51,6 @@ def config_error(
         do = _SECTIONS.get(key, f"add it, or pass --set {key}=VALUE")
         return ConfigError(f"no `{key}` in {source}{tail}", "a value for it", do)
     if problem["type"].startswith("union_tag"):
-        got = problem["input"]
         name = (
             f"`{key}.name = {got.get('name')!r}`"
             if isinstance(got, Mapping)
@@ -66,7 +67,7 @@ def config_error(
     if problem["type"].startswith("model_"):
         need = f"a table, [{key}]"
     is_section = problem["type"].startswith("model_") or isinstance(problem["input"], Mapping)
-    where = f"`{key} = {_shorten(problem['input'])}`" if key else "a recipe"
+    where = f"`{key} = {_shorten(got)}`" if key else "a recipe"
     setting = (f"{key}.KEY" if is_section else key) if key else "KEY"
     advice = _SECTIONS.get(key) if is_section else None
     return ConfigError(

@@ -25,7 +25,8 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 # Tables whose keys depend on their `name`; all others keep their keys when it changes.
 _VARIANTS = ("optimizer", "init", "exchange", "model", "loss", "rows")
-
+# Keys of a table of which only one is there.
+_RIVALS = (("epochs", "steps"), ("env", "file"))
 # Of these, settings that another variant has, too, stay.
 _SHARING: dict[str, Registry[Any]] = {"exchange": EXCHANGES, "model": MODELS}
 
@@ -117,16 +118,18 @@ def merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str,
 
     An optimizer, loss, initialiser or row index whose ``name`` changes is replaced whole: the
     settings of one mean nothing to another. Of an exchange's and a model's those stay that the
-    other has too. Of ``epochs`` and ``steps``, which exclude each other, the change's wins.
+    other has too. Of ``epochs`` and ``steps``, which exclude each other, the change's wins, and so
+    of a secret's ``env`` and ``file``.
 
     >>> base = {"optimizer": {"name": "adam", "lr": 0.1}, "seed": 2}
     >>> merge(base, {"optimizer": {"name": "sgd", "lr": 1.0}})
     {'optimizer': {'name': 'sgd', 'lr': 1.0}, 'seed': 2}
     """
     result = dict(base)
-    for rival, other in (("epochs", "steps"), ("steps", "epochs")):
-        if rival in change and other not in change:
-            result.pop(other, None)
+    for pair in _RIVALS:
+        for rival, other in (pair, pair[::-1]):
+            if rival in change and other not in change:
+                result.pop(other, None)
     for key, value in change.items():
         old = result.get(key)
         if key in _VARIANTS and isinstance(old, str):

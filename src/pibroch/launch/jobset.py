@@ -75,6 +75,7 @@ class Cluster:
         claims: of volumes.
         resources: of each pod by role, those of ``""`` for all other roles.
         namespace: the one of ``kubectl`` when absent.
+        variables: of the ranks' environment, from entries of that Secret with the same names.
     """
 
     image: str
@@ -82,6 +83,7 @@ class Cluster:
     claims: tuple[Claim, ...] = ()
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     namespace: str | None = None
+    variables: tuple[str, ...] = ()
 
     def of_role(self, role: str) -> Mapping[str, str]:
         """Resources of a role's pods."""
@@ -273,9 +275,13 @@ def _container(job: Job, group: Group, place: Place, cluster: Cluster) -> Docume
         {"name": _NUMBER, "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}
     ]
     environment += [{"name": key, "value": value} for key, value in values.items()]
+    secrets = {name: name for name in cluster.variables} if group.are_ranks else {}
     if sum(each.count for each in job.groups) > 1:
-        key = {"name": cluster.secret, "key": SECRET_KEY}
-        environment.append({"name": "PIBROCH_RPC_SECRET", "valueFrom": {"secretKeyRef": key}})
+        secrets["PIBROCH_RPC_SECRET"] = SECRET_KEY
+    environment += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": cluster.secret, "key": key}}}
+        for name, key in secrets.items()
+    ]
     own = ["--number", number] if group.is_numbered else []
     resources = dict(cluster.of_role(group.role))
     return {

@@ -23,6 +23,7 @@ from pibroch.data.streams.decode import Decoder
 from pibroch.data.streams.directory import Directory, FileFormat
 from pibroch.data.streams.journal import Journal
 from pibroch.data.streams.kafka import Kafka
+from pibroch.data.streams.kafka_consumer import SharedConsumer
 from pibroch.state.files import saved_steps
 from pibroch.train.data_source import stream_schema
 from pibroch.train.run_directory import RunDirectory
@@ -122,6 +123,17 @@ def open_source(config: StreamConfig, schema: Schema) -> Source:
     assert config.path is not None, "it was checked"
     format = FileFormat(schema, config.format, most)
     return Directory(Path(config.path), format, config.partitions)
+
+
+def check_stream(config: StreamConfig | None) -> None:
+    """Look at settings that Kafka's library alone knows, before anything of a run is there.
+
+    Raises:
+        ConfigError: for those that it does not take.
+    """
+    if config is not None and config.kind == "kafka":
+        assert config.brokers is not None and config.topic is not None, "it was checked"
+        SharedConsumer(config.brokers, config.topic, config.kafka).close()
 
 
 def _gather(channel: Channel) -> Callable[[Callable[[], Any]], list[Any]]:

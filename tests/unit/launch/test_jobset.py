@@ -98,6 +98,21 @@ def test_the_published_models_know_every_field(schema, documents):
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
+def test_secrets_of_a_recipe_are_entries_of_the_kubernetes_secret(tmp_path):
+    kafka = 'kafka = { "sasl.password" = "horse", "ssl.key.password" = { env = "KEY_PASSWORD" } }'
+    stream = 'kind = "kafka"\nbrokers = "b:1"\ntopic = "t"\nschema_file = "s"\n'
+    recipe = tmp_path / "clicks.toml"
+    recipe.write_text(f"[data.stream]\n{stream}{kafka}\n[train]\nsteps = 1\n")
+    words = ["--image", IMAGE, "--ranks", 2, "--run-dir", "/runs/a", "--claim", "runs:/runs"]
+    result = run_command("job", "manifest", recipe, *words)
+    assert result.returncode == 0 and "horse" not in result.stdout, result.stderr
+    documents = list(yaml.safe_load_all(result.stdout))
+    (job,) = documents[1]["spec"]["replicatedJobs"]
+    sources = {each["name"]: each.get("valueFrom") for each in container(job)["env"]}
+    for name in ("KEY_PASSWORD", "PIBROCH_SECRET_KAFKA_SASL_PASSWORD"):
+        assert sources[name] == {"secretKeyRef": {"name": "pibroch", "key": name}}
+
+
 def set_restart(spec):
     spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["restartPolicy"] = "Sometimes"
 

@@ -27,8 +27,9 @@ class Range:
 
     Attributes:
         partition: by name.
-        file: in which they are; a topic's name, where there are no files.
-        begin, end: bytes of uncompressed text, rows or messages of the file before and after them.
+        file: in which they are; topic and partition, where there are no files.
+        begin, end: bytes of uncompressed text or rows of the file before and after them; offsets of
+            a topic, of which some may have no message.
         line: lines or rows of the file before them, for messages.
         records: how many, bad ones included.
         crc: CRC-32 of their text, and of integers beside it.
@@ -88,6 +89,7 @@ class Records:
         integers: columns beside the text.
         rows: of which both are made.
         whole: of a file's records, more that lie together, with these among them; decoded once.
+        numbers: of the lines, rising, where they do not follow on one another.
     """
 
     range: Range
@@ -99,6 +101,7 @@ class Records:
     integers: Integers = NO_INTEGERS
     rows: pl.DataFrame | None = None
     whole: Records | None = None
+    numbers: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +84,14 @@ class Decoder:
         parsed = self._parser(records).parse(
             records.text, first, records.range.records, records.integers
         )
-        bad = dict.fromkeys(records.bad, b"") | {each.line: each.text for each in parsed.bad}
-        reasons = {each.line: each.reason for each in parsed.bad} | dict(records.bad)
+        numbers = records.numbers or range(first, first + records.range.records)
+        bad = dict.fromkeys(records.bad, b"")
+        bad |= {numbers[each.line - first]: each.text for each in parsed.bad}
+        reasons = {numbers[each.line - first]: each.reason for each in parsed.bad}
+        reasons |= records.bad
         if records.original is not None:
             lines = records.original.split(b"\n")
-            bad = {line: lines[min(line - first, len(lines) - 1)] for line in bad}
+            bad = {line: lines[bisect_left(numbers, line)] for line in bad}
         if records.rows is not None:
             bad = {line: text_of_rows(records.rows[line - first]).rstrip() for line in bad}
         described = tuple(

@@ -6,27 +6,24 @@ partitions of a rank from its number, so there is no group and nothing is rebala
 
 from __future__ import annotations
 
-import logging
 import time
 import zlib
 from typing import TYPE_CHECKING
 
+from pibroch.config.kafka import KafkaSettings
 from pibroch.data.layout import Layout
 from pibroch.data.schema import Schema
+from pibroch.data.streams import kafka_consumer
 from pibroch.data.streams.base import Range, Records, changed, check_same
 from pibroch.data.streams.json_lines import JsonLines
+from pibroch.data.streams.kafka_consumer import PartitionConsumer, SharedConsumer
 from pibroch.data.streams.text import Convert, Lines, checked_lines
 from pibroch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+    from confluent_kafka import KafkaError, Message
 
-logger = logging.getLogger(__name__)
-ANSWER_S = 30.0
-"""How long brokers may take for what must be known at once: partitions, records read before."""
 _POLL_S = 0.05
-_QUEUED_KB = 16 << 10
-"""Of messages that are fetched ahead, a partition."""
 _NO_MESSAGE = b"x"
 
 
@@ -42,7 +39,8 @@ class Kafka:
         settings: further ones of librdkafka, such as for encryption.
 
     Raises:
-        ConfigError: without confluent-kafka, or without names of columns.
+        ConfigError: without confluent-kafka, for settings that librdkafka does not have or that
+            pibroch decides, or without names of columns.
         DataError: when no broker answers, or there is no such topic.
     """
 
@@ -53,89 +51,53 @@ class Kafka:
         schema: Schema,
         format: str = "jsonl",
         most_record_bytes: int = 1 << 20,
-        settings: dict[str, str | int | float | bool] | None = None,
+        settings: KafkaSettings | None = None,
     ) -> None:
-        try:
-            import confluent_kafka
-        except ImportError as error:
-            raise ConfigError(
-                "a stream of Kafka without the package confluent-kafka",
-                "the extra `kafka`",
-                "run `pip install 'pibroch[kafka]'`",
-            ) from error
-        self._library = confluent_kafka
-        self._brokers = brokers
-        self._topic = topic
-        self._settings = settings or {}
         self._messages = _Messages(schema, format, most_record_bytes)
-        self.partitions = self._find_partitions()
+        self._consumer = SharedConsumer(brokers, topic, settings or {})
+        try:
+            self.partitions = tuple(map(str, self._consumer.find_partitions()))
+        except DataError:
+            self.close()
+            raise
 
     def open(self, partition: str) -> KafkaPartition:
         """See :class:`Source`."""
-        return KafkaPartition(self.consumer(), self._topic, int(partition), self._messages)
+        number = int(partition)
+        consumer = self._consumer.partition(number)
+        return KafkaPartition(consumer, self._consumer.topic, number, self._messages)
 
     def close(self) -> None:
         """See :class:`Source`."""
-
-    def consumer(self) -> Consumer:
-        """A consumer of this topic's brokers; it is in no group that matters."""
-        return self._library.Consumer(
-            {
-                "bootstrap.servers": self._brokers,
-                "group.id": "pibroch",  # has to be there; nothing is committed
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "auto.offset.reset": "error",
-                "queued.max.messages.kbytes": _QUEUED_KB,
-                "isolation.level": "read_committed",
-                "error_cb": _warn,
-                **self._settings,
-            }
-        )
-
-    def _find_partitions(self) -> tuple[str, ...]:
-        consumer = self.consumer()
-        try:
-            found = consumer.list_topics(self._topic, timeout=ANSWER_S).topics.get(self._topic)
-        except self._library.KafkaException as error:
-            raise DataError(
-                f"no answer from the brokers {self._brokers}: {error.args[0].str()}",
-                "brokers that answer",
-                "check `data.stream.brokers`",
-            ) from error
-        finally:
-            consumer.close()
-        if found is None or found.error is not None or not found.partitions:
-            reason = "" if found is None or found.error is None else f" ({found.error.str()})"
-            raise DataError(
-                f"no topic {self._topic!r} at {self._brokers}{reason}",
-                "a topic that is there",
-                "check `data.stream.topic`, or create it",
-            )
-        return tuple(map(str, sorted(found.partitions)))
+        self._consumer.close()
 
 
 class KafkaPartition:
-    """See :class:`Partition`; has a consumer of its own.
+    """See :class:`Partition`.
+
+    Offsets rise, and some are those of no message: of markers of transactions, of events that were
+    taken back, of what was compacted. So a range has its messages counted, and goes from where
+    reading began to behind its last message.
 
     Args:
-        consumer: of no partition yet.
+        consumer: of this partition.
         topic: its name.
         number: of the partition.
         messages: makes text of them.
     """
 
-    def __init__(self, consumer: Consumer, topic: str, number: int, messages: _Messages) -> None:
+    def __init__(
+        self, consumer: PartitionConsumer, topic: str, number: int, messages: _Messages
+    ) -> None:
         self.name = str(number)
         self._consumer = consumer
-        self._topic = topic
-        self._number = number
+        self._place = f"{topic}[{number}]"
         self._messages = messages
         self._offset: int | None = None
-        self._is_assigned = False
-        self._error: KafkaError | None = None
         self._num_read = 0
-        self._silent_since: float | None = None
+        self._before: Range | None = None  # read by another process, and not compared yet
+        self._found: list[Message] = []  # of that range
+        consumer.assign(None)
 
     @property
     def order(self) -> str:
@@ -145,110 +107,125 @@ class KafkaPartition:
     @property
     def is_waiting(self) -> bool:
         """Whether messages are there that have not come yet."""
-        low, high = self._consumer.get_watermark_offsets(self._assigned(), cached=True)
-        if high < 0:  # not known yet
-            self._warn_of_silence()
-            return True
-        return (low if self._offset is None else self._offset) < high
+        return self._before is not None or not self._consumer.is_at_end
 
     def next(self, most_records: int) -> Records | None:
         """See :class:`Partition`."""
-        self._assign()
-        if self._error is not None:
-            raise self._refused(self._error)
-        messages = self._good(self._consumer.consume(most_records, timeout=0.0))
+        if not self._is_compared(0.0):
+            return None
+        messages = self._consume(most_records, 0.0)
         if not messages:
-            if self._error is not None:
-                raise self._refused(self._error)
             return None
         self._num_read += len(messages)
         return self._records(messages)
 
     def again(self, range: Range) -> Records:
         """See :class:`Partition`."""
-        if self._offset != range.begin:
-            self._offset = range.begin
-            self._is_assigned = False
-        self._assign()
-        messages: list[Message] = []
-        deadline = time.monotonic() + ANSWER_S
-        while len(messages) < range.records:
-            left = range.records - len(messages)
-            messages += self._good(self._consumer.consume(left, timeout=_POLL_S))
-            if self._error is not None:
-                raise self._refused(self._error)
+        deadline = time.monotonic() + kafka_consumer.ANSWER_S
+        while not self._is_compared(_POLL_S):
             if time.monotonic() > deadline:
-                raise changed(range, f"of which {len(messages):,} have come in {ANSWER_S:.0f} s")
+                raise self._silent(range)
+        if self._offset != range.begin:
+            self._go_to(range.begin)
+        messages: list[Message] = []
+        while not self._are_all(messages, range):
+            if time.monotonic() > deadline:
+                raise self._silent(range)
+            messages += self._consume(range.records - len(messages), _POLL_S)
+        if (found := _within(messages, range)) != range.records:
+            raise changed(range, f"of which {found:,} messages are there now")
         records = self._records(messages)
         check_same(range, records.range.crc)
-        self._offset = range.end
         return records
 
     def go_on_after(self, range: Range) -> None:
         """See :class:`Partition`.
 
-        The next message must still be there, not those before.
+        The range is compared before anything else is read, where all of it is there yet: a topic
+        that was made again has other messages. Where some were dropped, or compacted, the next
+        message must still be there.
         """
-        self._offset = range.end
-        self._is_assigned = False
+        self._go_to(range.begin)
+        self._before = range
 
     def close(self) -> None:
-        """See :class:`Partition`."""
-        self._consumer.close()
+        """See :class:`Partition`; the consumer is closed with the source."""
 
-    def _assigned(self) -> TopicPartition:
-        from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+    def _go_to(self, offset: int) -> None:
+        self._offset = offset
+        self._consumer.assign(offset)
 
-        offset = OFFSET_BEGINNING if self._offset is None else self._offset
-        return TopicPartition(self._topic, self._number, offset)
+    def _is_compared(self, timeout_s: float) -> bool:
+        """Whether what was read before is compared, or is not there to be compared."""
+        if self._before is None:
+            return True
+        range = self._before
+        try:
+            self._found += self._consume(range.records - len(self._found), timeout_s)
+        except _Gone:
+            self._found = []
+            self._before = None
+            self._go_to(range.end)
+            return True
+        if not self._are_all(self._found, range):
+            return False
+        if _within(self._found, range) == range.records:
+            lines, _ = self._messages.lines([message.value() for message in self._found])
+            check_same(range, zlib.crc32(lines))
+        self._go_to(range.end)
+        self._found = []
+        self._before = None
+        return True
 
-    def _assign(self) -> None:
-        if not self._is_assigned:
-            self._consumer.assign([self._assigned()])
-            self._is_assigned = True
+    def _are_all(self, messages: list[Message], range: Range) -> bool:
+        """Whether no further message can be one of a range."""
+        last = _offset_of(messages[-1]) if messages else range.begin - 1
+        return len(messages) == range.records or last + 1 >= range.end or self._consumer.is_at_end
 
-    def _warn_of_silence(self) -> None:
-        """Once, of a partition of which no broker has said anything for long."""
-        now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        elif self._silent_since < now - ANSWER_S:
-            self._silent_since = float("inf")
-            where = f"partition {self.name} of {self._topic!r}"
-            logger.warning("Kafka: no word of %s, which may have no leader; waiting", where)
-
-    def _good(self, messages: list[Message]) -> list[Message]:
-        """Messages up to the first error, which is kept."""
-        for place, message in enumerate(messages):
-            error = message.error()
-            if error is not None:
-                self._error = error
-                return messages[:place]
+    def _consume(self, most: int, timeout_s: float) -> list[Message]:
+        messages = self._consumer.consume(most, timeout=timeout_s)
+        if messages and (error := messages[0].error()) is not None:
+            raise self._refused(error)
         return messages
 
     def _records(self, messages: list[Message]) -> Records:
-        first = _offset_of(messages[0]) if self._offset is None else self._offset
-        end = _offset_of(messages[-1]) + 1
+        offsets = list(map(_offset_of, messages))
+        first = offsets[0] if self._offset is None else self._offset
         lines, empty = self._messages.lines([message.value() for message in messages])
-        converted = self._messages.convert(lines, first)
-        bad = converted.bad | {first + place: reason for place, reason in empty.items()}
+        converted = self._messages.convert(lines, 0)
+        bad = {offsets[line]: reason for line, reason in (converted.bad | empty).items()}
+        end = offsets[-1] + 1
         crc = zlib.crc32(lines)
-        range = Range(self.name, self._topic, first, end, first - 1, len(messages), crc)
+        range = Range(self.name, self._place, first, end, first - 1, len(messages), crc)
         self._offset = end
+        columns = self._messages.columns
         layout = self._messages.layout
-        return Records(range, converted.text, self._messages.columns, layout, bad, lines)
+        return Records(range, converted.text, columns, layout, bad, lines, numbers=offsets)
 
     def _refused(self, error: KafkaError) -> DataError:
-        where = f"partition {self.name} of {self._topic!r} at offset {self._offset}"
+        where = f"partition {self.name} of {self._place} at offset {self._offset}"
         from confluent_kafka import KafkaError
 
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            return DataError(
+            return _Gone(
                 f"{where}, which the brokers do not have any more: {error.str()}",
                 "messages that are kept until they are trained",
                 "keep them for longer, and begin a new run: events between are lost",
             )
         return DataError(f"{where}: {error.str()}", "messages", "look at the brokers")
+
+    def _silent(self, range: Range) -> DataError:
+        how = f"of which not all messages have come in {kafka_consumer.ANSWER_S:.0f} s"
+        return changed(range, how)
+
+
+class _Gone(DataError):
+    """An offset that the brokers do not have."""
+
+
+def _within(messages: list[Message], range: Range) -> int:
+    """How many messages are of a range."""
+    return sum(_offset_of(message) < range.end for message in messages)
 
 
 class _Messages:
@@ -279,7 +256,7 @@ class _Messages:
         self.convert = check
 
     def lines(self, values: list[bytes | None]) -> tuple[bytes, dict[int, str]]:
-        """A line a message, and reasons of those that are none, by their place."""
+        """A line a message, and reasons of those that are none, by their line from 0."""
         lines = []
         bad: dict[int, str] = {}
         for place, value in enumerate(values):
@@ -301,8 +278,3 @@ def _offset_of(message: Message) -> int:
     offset = message.offset()
     assert offset is not None, "of a message that was fetched"
     return offset
-
-
-def _warn(error: KafkaError) -> None:
-    """Of what librdkafka mends by itself, such as a lost broker."""
-    logger.warning("Kafka: %s", error.str())
