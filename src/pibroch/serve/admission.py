@@ -169,7 +169,7 @@ class _BoundedBody:
         decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
         parts = []
         size = 0
-        behind = len(body)
+        end = 0
         for start in range(0, len(body), _STEP_BYTES):
             if start:
                 await asyncio.sleep(0)
@@ -179,13 +179,15 @@ class _BoundedBody:
                 raise Refusal(400, f"got a body that is no {encoding}: {error}") from error
             parts.append(self._counted(part, size))
             size += len(part)
+            end = min(start + _STEP_BYTES, len(body)) - len(decoder.unused_data)
             if decoder.eof:
-                behind -= min(start + _STEP_BYTES, len(body)) - len(decoder.unused_data)
                 break
         if not decoder.eof:
             raise Refusal(400, f"got {len(body)} bytes of {encoding} that end too early")
-        if behind:
-            raise Refusal(400, f"got {behind} bytes behind a body in {encoding}; need none")
+        if end < len(body):
+            raise Refusal(
+                400, f"got {len(body) - end} bytes behind a body in {encoding}; need none"
+            )
         return b"".join(parts)
 
     def _counted(self, part: bytes, before: int) -> bytes:

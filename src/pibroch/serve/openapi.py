@@ -28,7 +28,7 @@ def page(title: str, endpoints: Sequence[Endpoint]) -> Json:
         "openapi": "3.1.0",
         "info": {**info, "description": f"Scores of a recommendation model. {bodies}"},
         "paths": {each.path: {each.methods[0].lower(): _operation(each)} for each in endpoints},
-        "components": {"responses": {"Refused": _content({_JSON: _REFUSED}, "why not")}},
+        "components": {"responses": {"Refused": _content({_JSON: _REFUSED}, "what is needed")}},
     }
 
 

@@ -31,6 +31,8 @@ MEASURED_ITEMS = 10
 NUMBERS_AT_ONCE = 1 << 24
 """Products of users and items that are held at once."""
 _ITEMS_AT_ONCE = 8192
+_ROUNDING = 1e-5
+"""Of two sums of the same products, in float32."""
 _SCORE_BYTES = 27
 """Of a number and two commas in JSON, at most."""
 
@@ -70,7 +72,7 @@ class ExactIndex:
 
 
 def recall_of(index: ItemIndex, exact: ExactIndex, users: Tensor, k: int) -> float:
-    """The share of what an index finds that is among the k best, or as good within rounding.
+    """The share of what an index finds that is among the k best, or as good but for rounding.
 
     Args:
         index: measured.
@@ -78,8 +80,9 @@ def recall_of(index: ItemIndex, exact: ExactIndex, users: Tensor, k: int) -> flo
         users: float32 ``[B, E]``.
         k: at most N.
     """
-    worst = exact.search(users, k)[0][:, -1:]
-    is_found = index.search(users, k)[0] >= worst - 1e-5 * worst.abs().clamp(min=1.0)
+    best = exact.search(users, k)[0]
+    rounding = _ROUNDING * best.abs().amax(1, keepdim=True)
+    is_found = index.search(users, k)[0] >= best[:, -1:] - rounding
     return is_found.float().mean().item()
 
 

@@ -10,7 +10,8 @@ class ServerLimits:
     """Bounds of what is taken from clients.
 
     Attributes:
-        body_bytes: of a request; a larger one is refused with 413.
+        body_bytes: of a request, and of what a compressed one holds; a larger one is refused with
+            413. Also of the embeddings or the best items of an answer; more are refused with 400.
         rows: of a request; more are refused with 400.
         batch_rows: rows that are computed together; requests are never divided, so this is at least
             ``rows``.
@@ -24,7 +25,8 @@ class ServerLimits:
         connections: at once; for one more the idlest is closed, and where none is idle it is
             refused with 503.
         total_bytes: of bodies that came and of answers that were not read yet, over all
-            connections; what would be more is refused with 503.
+            connections; what would be more is refused with 503, or with 413 where one request
+            is more by itself.
     """
 
     body_bytes: int = 16 << 20
