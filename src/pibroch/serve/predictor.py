@@ -280,15 +280,16 @@ class Predictor:
             return self._model.lookup(batch) if begun is None else begun.rows()
 
     def knows(self, batch: JaggedBatch, feature: str) -> Tensor:
-        """Which ids of a feature have a row that is theirs alone, bool ``[V]``.
+        """Which samples' bags of a feature have an id with a row of its own, bool ``[B]``.
 
         Unknown and missing values have none, nor have raw ids that were not admitted, or lost it.
         """
-        (of_feature,) = (each for each in self.schema.categorical if each.name == feature)
-        ids = batch.pick((feature,)).values.numpy()
-        return torch.from_numpy(
-            is_known(of_feature, ids) & self._model.lookup.has_rows(feature, ids)
-        )
+        (described,) = (each for each in self.schema.categorical if each.name == feature)
+        bags = batch.pick((feature,))
+        ids = bags.values.numpy()
+        has_row = is_known(described, ids) & self._model.lookup.has_rows(feature, ids)
+        samples = torch.arange(batch.batch_size).repeat_interleave(bags.lengths())
+        return samples[has_row].bincount(minlength=batch.batch_size) > 0
 
     def __call__(self, batch: JaggedBatch) -> Tensor:
         """See :meth:`scores`."""

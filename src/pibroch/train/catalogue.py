@@ -173,10 +173,11 @@ def check_items(model: nn.Module, dataset: EncodedDataset, path: str) -> None:
         ConfigError: for a model that names no items.
         DataError: as :class:`ItemsOfFile`, or where none is known.
     """
-    if not isinstance(model, PairModel):
+    multi_hot = [each.name for each in dataset.schema.categorical if each.multi_hot]
+    if not isinstance(model, PairModel) or model.item_id in multi_hot:
         raise ConfigError(
             f"train.items for a {type(model).__name__}",
-            "a two_tower or sasrec model",
+            "a two_tower or sasrec model, of items with one id each",
             "leave train.items out, or train such a model",
         )
     if not len(ItemsOfFile(dataset, model.item_features, Path(path)).ids):

@@ -228,6 +228,19 @@ def test_items_that_training_never_saw_are_not_retrieved(trained, caplog):
         Retriever(predictor, Items("here", {"item": new}))
 
 
+def test_a_bag_is_known_by_one_of_its_ids(trained):
+    predictor = pb.Predictor.open(trained.first)
+    bags = [[], [0, 1], [0, 5], [2, 3], [1]]
+    batch = pb.JaggedBatch(
+        torch.zeros(5, 1),
+        ("item",),
+        torch.tensor([id_ for bag in bags for id_ in bag]),
+        torch.tensor([0, *np.cumsum([*map(len, bags)])]),
+        torch.zeros(5),
+    )
+    assert predictor.knows(batch, "item").tolist() == [False, False, True, True, False]
+
+
 RAW_ITEMS = """
 label = "click"
 [categorical.user]

@@ -167,6 +167,9 @@ def test_files_that_give_no_items_are_refused_before_training(tmp_path):
     config = make_config(dataset.path, f"train.items={str(path)!r}")
     with pytest.raises(ConfigError, match="items for a"):
         build_session(config, dataset)
+    of_tags = f"{{name='two_tower', item_features=['tags'], {TWO_TOWER}}}"
+    with pytest.raises(ConfigError, match="of items with one id each"):
+        session_of(dataset, f"train.items={str(path)!r}", "loss.name=bce", model=of_tags)
 
 
 def test_data_without_known_items_have_no_figures(tmp_path, caplog):
