@@ -52,6 +52,8 @@ class StreamConfig(Section):
         wait_seconds: how long an event waits at most for a batch to fill.
         most_bad_share: of bad records; more end the run. Ten are always allowed for each 0.001.
         most_record_bytes: a longer record is bad.
+        skip: records that are set aside though they look good, ``FILE:LINE``; for good, once a
+            process has gone on with them.
         bad_records: a folder for them; ``stream/bad`` in the run directory when absent.
     """
 
@@ -70,6 +72,7 @@ class StreamConfig(Section):
     wait_seconds: float = Field(default=0.5, ge=0)
     most_bad_share: float = Field(default=1e-3, ge=0, le=1)
     most_record_bytes: int = Field(default=1 << 20, ge=1 << 10, le=1 << 26)
+    skip: tuple[Annotated[str, Field(pattern=r"^.+:\d+$")], ...] = ()
     bad_records: str | None = None
 
     @property

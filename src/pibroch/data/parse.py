@@ -25,6 +25,7 @@ from pibroch.data.targets import (
 )
 from pibroch.data.transform import (
     FIRST_ROW,
+    LARGEST,
     MISSING_ROW,
     UNKNOWN_ROW,
     bin_rows,
@@ -389,6 +390,11 @@ class PieceParser:
             good = good & ~np.isnan(numbers)
         if column == self._schema.time:
             good = good & (np.abs(numbers) < _MOST_TIME)
+        for feature in self._schema.dense:
+            if feature.column == column and feature.transform == "identity":
+                is_too_large = np.abs(numbers - feature.mean) > LARGEST * feature.std
+                good = good & ~is_too_large  # which missing ones, NaN, are not
+                return good, f"a finite number is needed, of at most {LARGEST:.2g}"
         return good, "a finite number is needed"
 
     def _shown_field(self, cells: _Cells, record: int, column: str) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pibroch.data.schema import Schema, Target
+from pibroch.data.transform import LARGEST
 from pibroch.kernels.text import Bytes, Positions, hash_fields
 
 Fields = tuple[Bytes, Positions, Positions]
@@ -37,7 +38,8 @@ def checked_labels(
     """Which of some numbers ``[R]`` are labels ``[R]``, and what they should be."""
     if target.kind == "binary":
         return good & ((numbers == 0) | (numbers == 1)), "a label must be 0 or 1"
-    return good & np.isfinite(numbers), "a label must be a finite number"
+    good = good & (np.abs(numbers) <= LARGEST)
+    return good, f"a label must be a finite number of at most {LARGEST:.2g}"
 
 
 def checked_weights(

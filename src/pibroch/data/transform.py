@@ -26,7 +26,8 @@ _HIGHEST_LOG_BIN = 1024
 NUM_LOG_BIN_ROWS = FIRST_ROW + _NEGATIVE_BINS + 2 + _HIGHEST_LOG_BIN + 1
 """Rows of a table whose ids are logarithmic bins."""
 
-
+LARGEST = float(np.sqrt(np.finfo(np.float32).max))
+"""Of what a model reads: a larger number's square is infinite in float32."""
 _HOUR_SECONDS = 3600
 _DAY_SECONDS = 24 * _HOUR_SECONDS
 _FIRST_WEEKDAY = 3  # 1970 began on a Thursday; Monday is 0

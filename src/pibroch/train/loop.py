@@ -28,10 +28,12 @@ from pibroch.train.monitored import value_of
 from pibroch.train.replanning import Replanner
 from pibroch.train.saver import Saver
 from pibroch.train.session import Session
+from pibroch.train.suspect import suspect
 
 logger = logging.getLogger(__name__)
 _SECONDS_UNTIL_NOTICE = 3.0
 _STEPS_UNTIL_LOADED = 20
+_SKIPPING = "; or leave a record out, for good: --resume --set 'data.stream.skip=[\"FILE:LINE\"]'"
 _COMPILING = "compiling kernels, on first use only"
 
 
@@ -170,7 +172,8 @@ class Trainer:
             raise NonFiniteLossError(
                 f"loss {loss_value} in step {step}",
                 "a finite loss",
-                "lower the learning rates or set train.clip_norm; the last checkpoint is untouched",
+                f"{self._suspect(batch)}lower the learning rates or set train.clip_norm; the last"
+                f" checkpoint is untouched{'' if self.stream is None else _SKIPPING}",
             )
         with span("backward"):
             loss.backward()
@@ -183,6 +186,17 @@ class Trainer:
             self.position = batch.position
         self._meter.add(loss_value, batch.batch_size)
         self.stopwatch.add(batch.batch_size)
+
+    def _suspect(self, batch: JaggedBatch) -> str:
+        """Which sample to look at, of a batch with a loss that is none, in words."""
+        if self.session.logits is None or not batch.batch_size:
+            return ""
+        sample, why = suspect(batch, self.session.logits)
+        place = None
+        if isinstance(batch.position, StreamPosition) and self.stream is not None:
+            place = self.stream.place_of(batch.position.step, sample)
+        where = f"sample {sample} of this rank's part" if place is None else place
+        return f"look at {where}, {why}; "
 
     def _after_step(self) -> None:
         self.stopwatch.start()  # the first step of a process may compile and is not timed

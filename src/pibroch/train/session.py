@@ -104,6 +104,7 @@ class Session:
     passes: Passes | None = None
     criterion: Criterion | InBatchCriterion = field(init=False)
     windows: ProgressiveWindows | None = field(init=False, default=None)
+    logits: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         settings = self.config.train.windows
@@ -149,6 +150,7 @@ class Session:
             loss, logits = self.passes.run(batch, embedded, logits_of, self.criterion)
         if self.windows is not None:
             self.windows.add(step, logits, batch)
+        self.logits = logits.detach()
         return loss
 
     def _training_logits(self, step: int, batch: JaggedBatch, embedded: object) -> Tensor:

@@ -67,6 +67,7 @@ def open_stream(session: Session, run: RunDirectory) -> Stream | None:
             config.wait_seconds,
             config.idle_seconds,
             config.most_bad_share,
+            config.skip,
         ),
         (ranks.rank, ranks.world_size),
         _gather(channel),

@@ -59,6 +59,20 @@ def test_malformed_records_are_left_out_with_their_reason(line, reason):
     assert all(len(codes.values) == 2 for codes in piece.codes)
 
 
+@pytest.mark.parametrize("standard", ["", "mean = -2e19\nstd = 2\n"])
+def test_numbers_whose_square_float32_does_not_hold_are_left_out(standard):
+    schema = Schema.from_toml(
+        f'label = "y"\n[dense.n]\ntransform = "identity"\n{standard}[dense.log]\ncolumn = "n"\n'
+        '[categorical.u]\ncolumn = "n"\nencoding = "raw"\n'
+    )
+    largest = "1.6e19" if standard else "1.84e19"
+    text = f"1,{largest}\n0,3e38\n0,\n0,-6e19\n0,-1\n"
+    piece = PieceParser(schema, ("y", "n")).parse(text.encode())
+    assert [each.line for each in piece.bad] == [2, 4]
+    assert piece.bad[0].reason == "`3e38` as n, a finite number is needed, of at most 1.8e+19"
+    assert len(piece.labels) == 3 and np.isfinite(np.square(piece.dense[0])).all()
+
+
 def test_only_the_first_bad_records_are_kept():
     piece = parse(*["broken"] * 100, GOOD)
     assert piece.num_bad == 100

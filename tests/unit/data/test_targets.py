@@ -94,6 +94,7 @@ def test_one_label_by_a_table_is_stored_as_ever():
         ("1", 0, "a label must be 'no' or 'yes'"),
         ("", 1, "a label must be a finite number"),
         ("inf", 1, "a label must be a finite number"),
+        ("1e300", 1, "a label must be a finite number of at most 1.8e"),
         ("-0.5", 2, "a weight must be a finite number of at least 0"),
         ("", 2, "a weight must be a finite number of at least 0"),
     ],

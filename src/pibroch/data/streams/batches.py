@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _AHEAD = 4
 """Parts of steps to come that are filled while a step is trained: opening a file takes as long."""
+_REMEMBERED = 1024
+"""Steps of which it is known where each sample stands: more than are ever read ahead."""
 Gather = Callable[[Callable[[], Any]], list[Any]]
 """Runs a function on every rank, which gives plain values; returns all, or raises on all."""
 
@@ -45,12 +49,14 @@ class StreamOptions:
         wait_seconds: how long a record waits at most for a batch to fill.
         idle_seconds: without a record, after which the stream ends; ``None`` for never.
         most_bad_share: of all records that may be bad.
+        skip: records that are set aside though they look good, ``FILE:LINE``.
     """
 
     batch_size: int
     wait_seconds: float = 0.5
     idle_seconds: float | None = None
     most_bad_share: float = 1e-3
+    skip: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -195,6 +201,7 @@ class Stream:
         self._full: deque[_Part] = deque()  # of the next steps
         self._part = _Part()  # behind these; its own thread fills it
         self._offered = self._part
+        self._given: deque[tuple[int, list[Range], list[BadRecord]]] = deque(maxlen=_REMEMBERED)
         self._last_record_at = time.monotonic()
         self._end = threading.Event()
 
@@ -246,7 +253,7 @@ class Stream:
     def _begin(self) -> None:
         """Bring this rank's partitions to the position, and read which steps were decided."""
 
-        def open_all() -> tuple[str | None, list[list[list[Any]]]]:
+        def open_all() -> tuple[str | None, list[list[list[Any]]], list[str]]:
             names = self._source.partitions
             self._refuse_unknown(self._position.places)
             own = names[self._rank :: self._world_size]
@@ -255,11 +262,15 @@ class Stream:
                 if name in self._position.places:
                     partition.go_on_after(self._position.places[name])
             if self._journal is None:
-                return None, []
+                return None, [], list(self._options.skip)
             planned = self._journal.steps_after(self._position.step)
-            return self._journal.run, [[each.plain() for each in ranges] for _, ranges in planned]
+            last = planned[-1][0] if planned else self._position.step
+            self._journal.skip(self._options.skip, last + 1)
+            plain = [[each.plain() for each in ranges] for _, ranges in planned]
+            return self._journal.run, plain, sorted(self._journal.skipped)
 
-        run, planned = self._gather(open_all)[0]
+        run, planned, skipped = self._gather(open_all)[0]
+        self._decoder.skip(skipped)
         self._planned.extend([Range.of_plain(each) for each in ranges] for ranges in planned)
         self._refuse_unknown({each.partition for ranges in self._planned for each in ranges})
         if self._aside is not None:
@@ -277,11 +288,14 @@ class Stream:
 
     def _next_step(self, has_given: bool) -> tuple[_Part, list[Offer]] | None:
         """This rank's part of the next step, and all offers; ``None`` for the end, or a pause."""
-        if self._planned:
+        while self._planned:
             planned = self._planned.popleft()
-            offers = [Offer(**each) for each in self._gather(lambda: self._again(planned))]
+            offers = [Offer(**each) for each in self._gather(partial(self._again, planned))]
             self._set_aside()
-            return self._taken(), offers
+            part = self._taken()
+            if any(offer.samples for offer in offers):
+                return part, offers
+            self._move_on(offers)  # all of its records are skipped now
         while True:
             offers = [Offer(**each) for each in self._gather(self._offer)]
             self._check_share(offers)
@@ -390,8 +404,8 @@ class Stream:
 
     def _batch(self, part: _Part, offers: Sequence[Offer]) -> JaggedBatch:
         counts = [offer.samples for offer in offers]
-        bad = sum(offer.bad for offer in offers)
-        self._position = self._position.after(_ranges_of(offers), sum(counts), bad)
+        self._move_on(offers)
+        self._given.append((self._position.step, part.ranges, part.bad))
         rows = self._decoder.joined(part.rows)
         weights = None
         if rows.sample_weights is not None:
@@ -408,6 +422,27 @@ class Stream:
             groups=groups,
             event_times=times,
         )
+
+    def _move_on(self, offers: Sequence[Offer]) -> None:
+        samples = sum(offer.samples for offer in offers)
+        bad = sum(offer.bad for offer in offers)
+        self._position = self._position.after(_ranges_of(offers), samples, bad)
+
+    def place_of(self, step: int, sample: int) -> str | None:
+        """Where a sample of this rank's part of a step stands, ``FILE:LINE``.
+
+        ``None`` when the step was long ago.
+        """
+        found = [(ranges, bad) for number, ranges, bad in self._given if number == step]
+        bad = {(each.file, each.line) for _, records in found for each in records}
+        places = (
+            (each.file, line)
+            for ranges, _ in found
+            for each in ranges
+            for line in range(each.line + 1, each.line + each.records + 1)
+        )
+        good = (f"{file}:{line}" for file, line in places if (file, line) not in bad)
+        return next(islice(good, sample, None), None)
 
 
 def _succeeded(future: Future[None]) -> bool:

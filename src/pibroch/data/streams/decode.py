@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,17 @@ class Decoder:
         self._encoders = list(encoders.values())
         self._parsers: dict[tuple[tuple[str, ...], Layout, tuple[str, ...]], PieceParser] = {}
         self._wholes: dict[str, tuple[Records, Decoded]] = {}  # the newest of each partition
+        self._skipped: dict[str, set[int]] = {}
+
+    def skip(self, places: Iterable[str]) -> None:
+        """Set records aside that look good, from now on.
+
+        Args:
+            places: of each one, ``FILE:LINE``.
+        """
+        for place in places:
+            file, _, line = place.rpartition(":")
+            self._skipped.setdefault(file, set()).add(int(line))
 
     def decode(self, records: Records) -> Decoded:
         """The samples of a range.
@@ -89,6 +100,16 @@ class Decoder:
         bad |= {numbers[each.line - first]: each.text for each in parsed.bad}
         reasons = {numbers[each.line - first]: each.reason for each in parsed.bad}
         reasons |= records.bad
+        rows = encode_piece(parsed, self._encoders)
+        if skipped := self._skipped.get(records.range.file):
+            of_rows = np.setdiff1d(np.array(numbers), list(reasons))
+            is_skipped = np.isin(of_rows, list(skipped))
+            if is_skipped.any():
+                rows = rows.chosen(~is_skipped)
+                texts = records.text.split(b"\n")
+                for number in of_rows[is_skipped].tolist():
+                    reasons[number] = "left out by `skip`"
+                    bad[number] = texts[min(bisect_left(numbers, number), len(texts) - 1)]
         if records.original is not None:
             lines = records.original.split(b"\n")
             bad = {line: lines[bisect_left(numbers, line)] for line in bad}
@@ -103,7 +124,7 @@ class Decoder:
             )
             for line in sorted(bad)
         )
-        return Decoded(encode_piece(parsed, self._encoders), described)
+        return Decoded(rows, described)
 
     def _parser(self, records: Records) -> PieceParser:
         key = records.columns, records.layout, records.integers.columns

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Journal:
 
     Attributes:
         run: a name that no other run has; in a folder with steps theirs, once they were read.
+        skipped: records that were left out, ``FILE:LINE``, as far as was read.
 
     Raises:
         StorageError: when the disk refuses.
@@ -40,6 +41,7 @@ class Journal:
 
     def __init__(self, folder: Path, oldest_needed: Callable[[], int] = lambda: 0) -> None:
         self.run = secrets.token_hex(6)
+        self.skipped: set[str] = set()
         self._folder = folder
         self._oldest_needed = oldest_needed
         self._lines = 0
@@ -62,6 +64,9 @@ class Journal:
                     damaged = damaged or f"line {number} of {path}, which is damaged"
                     continue
                 self.run = record["run"]
+                self.skipped.update(record.get("skip", ()))
+                if "step" not in record:
+                    continue
                 if record["step"] <= step:  # so those before it are not needed either
                     damaged = None
                 else:
@@ -89,8 +94,25 @@ class Journal:
         Raises:
             StorageError: when the disk refuses.
         """
-        plain = [each.plain() for each in ranges]
-        line = _line_of({"step": step, "run": self.run, "ranges": plain})
+        self._write(step, {"step": step, "ranges": [each.plain() for each in ranges]})
+
+    def skip(self, places: Collection[str], step: int) -> None:
+        """Have whoever goes on leave these records out, too; see :attr:`skipped`.
+
+        Args:
+            places: of the records.
+            step: that is written down next.
+
+        Raises:
+            StorageError: when the disk refuses.
+        """
+        new = sorted(set(places) - self.skipped)
+        if new:
+            self._write(step, {"skip": new})
+            self.skipped.update(new)
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        line = _line_of({**record, "run": self.run})
         with storage_errors(self._folder, *_ROOM):
             if self._descriptor is None:
                 self._go_on()

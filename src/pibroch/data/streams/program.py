@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from pibroch.data.encode import Encoders
@@ -27,6 +28,7 @@ def stream(
     until_idle: float | None = None,
     wait_seconds: float = 0.5,
     most_bad_share: float = 1e-3,
+    skip: Collection[str] = (),
     part: tuple[int, int] = (0, 1),
     gather: Gather | None = None,
 ) -> Stream:
@@ -49,6 +51,7 @@ def stream(
         until_idle: with ``follow``, end when nothing has come for so many seconds.
         wait_seconds: how long an event waits at most for a batch to fill.
         most_bad_share: of bad records.
+        skip: records that are set aside though they look good, ``FILE:LINE``.
         part: ``(rank, world_size)``.
         gather: runs a function on all ranks and gives all answers; for several ranks.
 
@@ -63,7 +66,8 @@ def stream(
     elif callable(source):
         source = RecordsOfProgram(source, schema)
     encoders: Encoders = (vocabularies or Vocabularies(schema, "", {})).encoders()
-    options = StreamOptions(batch_size, wait_seconds, until_idle if follow else 0.0, most_bad_share)
+    idle_seconds = until_idle if follow else 0.0
+    options = StreamOptions(batch_size, wait_seconds, idle_seconds, most_bad_share, tuple(skip))
     journal = aside = None
     if folder is not None:
         journal = Journal(Path(folder) / "journal") if part[0] == 0 else None

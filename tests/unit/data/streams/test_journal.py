@@ -89,6 +89,27 @@ def test_half_of_a_last_line_is_none_and_the_next_goes_in_its_place(tmp_path):
     assert [step for step, _ in Journal(tmp_path).steps_after(0)] == [1, 2, 3]
 
 
+def test_records_that_are_skipped_are_for_whoever_goes_on(tmp_path):
+    """Of a step that is there, of a later one, and all of a step."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 40)))
+    first = stream(data, journal=Journal(tmp_path / "kept"))
+    batches = [batch for batch, _ in zip(first, range(3), strict=False)]
+    assert [first.place_of(2, place) for place in (0, 7, 8)] == ["a.csv:10", "a.csv:17", None]
+    first.close()
+    skip = ("a.csv:13", "a.csv:36", *(f"a.csv:{line}" for line in range(18, 26)))
+    second = stream(data, journal=Journal(tmp_path / "kept"), skip=skip, most_bad_share=0.01)
+    right = [each for each in range(40) if f"a.csv:{each + 2}" not in skip]
+    assert all_numbers(second) == right
+    assert second.position.bad == 10 and second.position.samples == 30
+    assert second.place_of(2, 3) == "a.csv:14"
+    second.close()
+    third = stream(data, journal=Journal(tmp_path / "kept"))
+    third.load_state_dict(third.state_at(batches[0].position))
+    assert all_numbers(third) == right[8:]
+
+
 def test_a_run_keeps_its_name(tmp_path):
     first = journal_of(tmp_path / "first", 2)
     again = Journal(tmp_path / "first")
