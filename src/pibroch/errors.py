@@ -26,6 +26,11 @@ PibrochError
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
 
 class PibrochError(Exception):
     """Base of all errors that pibroch raises on purpose.
@@ -51,6 +56,22 @@ class PibrochError(Exception):
         parts += [f"need {need}"] if need else []
         parts += [f"do: {do}"] if do else []
         super().__init__("; ".join(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # not by the constructor, which would take the whole message for `got`
+        return without_constructor, (type(self), self.args), vars(self)
+
+
+def without_constructor(cls: type[E], args: tuple[object, ...]) -> E:
+    """An exception with these ``args``, of a class whose constructor may take others."""
+    # the first ``__new__`` may not fit: a subclass of RuntimeError and OSError has OSError's layout
+    bases: tuple[Any, ...] = cls.__mro__
+    for base in bases:
+        with suppress(TypeError):
+            error: E = base.__new__(cls, *args)
+            error.args = args  # not set yet by an OSError with a constructor of its own
+            return error
+    raise TypeError(f"no __new__ of {cls} takes {args}")
 
 
 class InputError(PibrochError):

@@ -287,6 +287,18 @@ class JaggedBatch:
         )
 
 
+def shares(weights: NDArray[np.float32], num_samples: int, total: float) -> Tensor:
+    """Sample weights as shares in the loss, float32 ``[B]``, of a global batch.
+
+    Args:
+        weights: of some of its samples, ``[B]``.
+        num_samples: of the global batch.
+        total: of all its weights.
+    """
+    scale = np.float64(num_samples / total if total else 0.0)  # one of Python's would be rounded
+    return torch.from_numpy((weights * scale).astype(np.float32))
+
+
 @lru_cache(maxsize=256)
 def _places(batch_keys: tuple[str, ...], keys: tuple[str, ...]) -> tuple[int, ...]:
     """Of the features ``keys`` among those of a batch."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pibroch.data.batch import Assigned, JaggedBatch, LoaderPosition
+from pibroch.data.batch import Assigned, JaggedBatch, LoaderPosition, shares
 from pibroch.data.dataset import Bags, Split
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
@@ -154,9 +154,7 @@ class Loader:
         if weights is None:
             return None
         every = self.samples_at(position)
-        total = weights[every].sum(dtype=np.float64)
-        scale = len(every) / total if total else 0.0
-        return torch.from_numpy((weights[samples] * scale).astype(np.float32))
+        return shares(weights[samples], len(every), float(weights[every].sum(dtype=np.float64)))
 
     def weights_in_data(self) -> Iterator[NDArray[np.float32] | None]:
         """The weights of the samples of each batch of the epoch to come, as the data have them.

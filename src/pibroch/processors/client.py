@@ -20,7 +20,7 @@ from pibroch.data import EncodedDataset, JaggedBatch, Loader, LoaderPosition
 from pibroch.errors import RpcError, UnknownWorkerError, WorkerLostError
 from pibroch.observability.trace import span
 from pibroch.processors import processor
-from pibroch.processors.source import Source, from_plain, num_bytes
+from pibroch.processors.source import Plain, Source, from_plain, num_bytes
 from pibroch.roles.losses import out_of_reach
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,6 @@ _LOOK_AGAIN_S = 1.0
 _POLL_S = 0.1
 MOST_BYTES = 256 << 20
 """Of batches under way to this trainer, as long as each processor has one to make."""
-
-
-Plain = list[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class Processors:
                 for as long as collectives may wait.
             DataError: when a processor cannot read the dataset.
         """
-        source = list(astuple(Source.of(dataset, loader)))
+        source = astuple(Source.of(dataset, loader))
         positions = islice(_positions(loader), num_batches)
         self._turns = cycle(self.names)
         under_way: deque[_Request] = deque()
@@ -101,7 +98,8 @@ class Processors:
                 under_way.append(self._ask(self._next(), source, position))
             if not under_way:
                 return
-            yield self._receive(under_way.popleft(), source, loader.split.keys)
+            plain = self._receive(under_way.popleft(), source)
+            yield from_plain(plain, loader.split.keys)
 
     def _most(self) -> int:
         """Batches that may be under way."""
@@ -119,7 +117,7 @@ class Processors:
                 return name
         return next(self._turns)
 
-    def _ask(self, name: str, source: Plain, position: LoaderPosition) -> _Request:
+    def _ask(self, name: str, source: tuple[object, ...], position: LoaderPosition) -> _Request:
         arguments = source, position.epoch, position.sample
         answer: torch.futures.Future[Plain]
         try:
@@ -131,7 +129,7 @@ class Processors:
             raise out_of_reach("data processor", name, error) from error
         return _Request(position, name, answer)
 
-    def _receive(self, request: _Request, source: Plain, keys: tuple[str, ...]) -> JaggedBatch:
+    def _receive(self, request: _Request, source: tuple[object, ...]) -> Plain:
         deadline: float | None = None
         with self._ranks.waiting(), span("wait for data"):
             while True:
@@ -152,7 +150,7 @@ class Processors:
             size  # processors keep no account: what they send is the trainer's
         )
         self._ranks.traffic.received += size
-        return from_plain(plain, keys)
+        return plain
 
     def _note_loss(self, name: str, error: RpcError, deadline: float | None) -> float:
         """Another one is to be asked, until when; waits a little where none is left."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,10 @@ from pibroch.assignment import RankSchedule
 from pibroch.data import JaggedBatch, Loader, LoaderPosition
 from pibroch.data.batch import Assigned, one_hot_offsets
 from pibroch.data.dataset import EncodedDataset
+from pibroch.data.streams.base import StreamPosition
 
-Plain = list[Any]
+Plain = dict[str, Any]
+"""A batch by field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,47 +81,41 @@ class Source:
 
 
 def to_plain(batch: JaggedBatch, is_one_hot: bool) -> Plain:
-    """A loader's batch as tensors and numbers.
+    """A loader's batch as tensors and numbers, by field; the features' names are not sent.
 
-    Ids take 4 bytes, and there are no offsets where every bag has one id.
+    Ids take 4 bytes where all of the batch's fit, and there are no offsets where every bag has one
+    id.
     """
-    assert isinstance(batch.position, LoaderPosition), "made by a loader"
-    assert batch.weights is None, "made by a loader"
-    values = batch.values.to(torch.int32)
-    offsets = None if is_one_hot else batch.offsets
-    place = [batch.position.epoch, batch.position.sample, batch.first_sample]
-    about = [batch.labels, batch.sample_weights, batch.groups, batch.event_times]
-    places = None
-    if batch.assigned is not None:
-        places = torch.from_numpy(batch.assigned.places)
-        place += [batch.assigned.transfers, batch.assigned.transfers_given]
-    return [batch.dense, values, offsets, *about, places, place]
+    assert not isinstance(batch.position, StreamPosition), "made by a loader"
+    assert batch.fresh is None, "made by a loader"
+    plain = {
+        field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "keys"
+    }
+    narrow = batch.values.to(torch.int32)
+    if bool((narrow == batch.values).all()):
+        plain["values"] = narrow
+    if is_one_hot:
+        plain["offsets"] = None
+    if batch.position is not None:
+        plain["position"] = astuple(batch.position)
+    if (assigned := batch.assigned) is not None:
+        plain["assigned"] = assigned.places, assigned.transfers, assigned.transfers_given
+    return plain
 
 
 def from_plain(plain: Plain, keys: tuple[str, ...]) -> JaggedBatch:
     """The batch that :func:`to_plain` was given."""
-    dense, values, offsets, labels, sample_weights, groups, event_times, places, place = plain
-    epoch, sample, first_sample, *transfers = place
-    assigned = None if places is None else Assigned(places.numpy(), *transfers)
-    if offsets is None:
-        offsets = one_hot_offsets(len(values))
-    position = LoaderPosition(epoch, sample)
-    return JaggedBatch(
-        dense,
-        keys,
-        values.to(torch.int64),
-        offsets,
-        labels,
-        None,
-        position,
-        first_sample,
-        sample_weights=sample_weights,
-        groups=groups,
-        event_times=event_times,
-        assigned=assigned,
-    )
+    parts = dict(plain, keys=keys, values=plain["values"].to(torch.int64))
+    if parts["offsets"] is None:
+        parts["offsets"] = one_hot_offsets(len(parts["values"]))
+    if parts["position"] is not None:
+        parts["position"] = LoaderPosition(*parts["position"])
+    if parts["assigned"] is not None:
+        parts["assigned"] = Assigned(*parts["assigned"])
+    return JaggedBatch(**parts)
 
 
 def num_bytes(plain: Plain) -> int:
-    """Bytes of its tensors."""
-    return sum(part.nbytes for part in plain if isinstance(part, Tensor))
+    """Bytes of its tensors, and of the samples' places."""
+    parts = [*plain.values(), *(plain["assigned"] or ())]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor | np.ndarray))

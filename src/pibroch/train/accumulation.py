@@ -11,6 +11,7 @@ Shape legend: B_r samples of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -151,6 +152,9 @@ def _sum(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     return before.add_(gradient)
 
 
+_OF_SAMPLES = ("dense", "labels", "sample_weights", "groups", "event_times")
+
+
 def _parts(batch: JaggedBatch, most_samples: int) -> Iterator[JaggedBatch]:
     """A batch in parts of at most so many samples, with empty bags; one of none is one part."""
     size = batch.batch_size
@@ -158,14 +162,17 @@ def _parts(batch: JaggedBatch, most_samples: int) -> Iterator[JaggedBatch]:
     for first, end in pairwise(accumulate(sizes, initial=0)):
         here = slice(first, end)
         assigned = batch.assigned
-        yield JaggedBatch(
-            batch.dense[here],
-            batch.keys,
-            torch.empty(0, dtype=torch.int64),
-            torch.zeros(len(batch.keys) * (end - first) + 1, dtype=torch.int64),
-            batch.labels[here],
+        of_samples: dict[str, Any] = {
+            name: None if (every := getattr(batch, name)) is None else every[here]
+            for name in _OF_SAMPLES
+        }
+        yield replace(
+            batch,
+            values=torch.empty(0, dtype=torch.int64),
+            offsets=torch.zeros(len(batch.keys) * (end - first) + 1, dtype=torch.int64),
+            weights=None,
+            fresh=None,
             first_sample=batch.first_sample + (first if assigned is None else 0),
-            sample_weights=None if batch.sample_weights is None else batch.sample_weights[here],
-            groups=None if batch.groups is None else batch.groups[here],
             assigned=None if assigned is None else Assigned(assigned.places[here], 0, 0),
+            **of_samples,
         )

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pibroch.data.batch import JaggedBatch
+from pibroch.data.batch import JaggedBatch, shares
 from pibroch.data.streams.aside import SHOWN, SetAside, check_share
 from pibroch.data.streams.base import BadRecord, Partition, Range, Source, StreamPosition
 from pibroch.data.streams.decode import Decoded, Decoder
@@ -409,9 +409,7 @@ class Stream:
         rows = self._decoder.joined(part.rows)
         weights = None
         if rows.sample_weights is not None:
-            total = sum(offer.weight for offer in offers)
-            scale = sum(counts) / total if total else 0.0
-            weights = torch.from_numpy((rows.sample_weights * scale).astype(np.float32))
+            weights = shares(rows.sample_weights, sum(counts), sum(each.weight for each in offers))
         groups = None if rows.groups is None else torch.from_numpy(rows.groups.view(np.int64))
         times = None if rows.event_times is None else torch.from_numpy(rows.event_times)
         return replace(

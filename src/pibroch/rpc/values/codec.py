@@ -27,6 +27,7 @@ from pibroch.rpc.values.forms import (
     Decoding,
 )
 from pibroch.rpc.values.messages import encode
+from pibroch.rpc.values.objects import state_of
 
 __all__ = ["Code", "Codec"]
 
@@ -126,8 +127,7 @@ class _Encoding:
         if isinstance(value, np.generic):
             return _scalar(self, value)
         if isinstance(value, enum.Enum):
-            is_flag = isinstance(value, enum.Flag)
-            return self._object(value, self.plain(value.value) if is_flag else value.name)
+            return self._object(value, self.plain(state_of(value)))
         if isinstance(value, type) or _is_function(value):
             try:
                 return self.ext(Code.NAMED, codec.names.name(value))
@@ -137,14 +137,10 @@ class _Encoding:
                 return _Ext(Code.PICKLE, pickle.dumps(value))  # such as a bound method
         if hasattr(type(value), "__rpc_state__"):  # the class decides which state travels
             return self._object(value, self.plain(value.__rpc_state__()))
-        if dataclasses.is_dataclass(value):
-            fields = {
-                field.name: self.plain(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-            }
-            return self._object(value, fields)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._object(value, [self.plain(item) for item in value])
+        if dataclasses.is_dataclass(value) or (
+            isinstance(value, tuple) and hasattr(value, "_fields")
+        ):
+            return self._object(value, self.plain(state_of(value)))
         # a subclass of the standard library without state of its own travels as its base
         for base in (dict, list, tuple, str, int, float):
             if isinstance(value, base) and type(value).__module__ in ("collections", "builtins"):

@@ -9,7 +9,6 @@ The callee's traceback becomes the cause.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import copy
 import functools
 import traceback
@@ -159,14 +158,9 @@ def _ways(cls: type[Exception], failure: Failure) -> Iterator[Callable[[], Excep
 def _without_constructor(
     cls: type[Exception], arguments: Sequence[Any], state: Mapping[str, object]
 ) -> Exception:
-    # the first ``__new__`` may not fit: a subclass of RuntimeError and OSError has OSError's layout
-    for base in cls.__mro__:
-        with contextlib.suppress(TypeError):
-            error = base.__new__(cls, *arguments)
-            error.args = tuple(arguments)  # not set yet by an OSError with a constructor of its own
-            vars(error).update(state)
-            return error
-    raise TypeError(f"no __new__ of {cls} takes {arguments}")
+    error = errors.without_constructor(cls, tuple(arguments))
+    vars(error).update(state)
+    return error
 
 
 @functools.cache

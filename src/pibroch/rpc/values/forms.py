@@ -8,7 +8,6 @@ to collide is refused too: it would take minutes, with the GIL held.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import io
 import pickle
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from pibroch.errors import NotAllowedError, ProtocolError
 from pibroch.rpc.values.callables import Callables
+from pibroch.rpc.values.objects import restored
 
 MAX_BIG_INT_BYTES = 1 << 16
 MAX_SCALAR_BYTES = 64
@@ -153,7 +153,7 @@ def _named(decoding: Decoding, data: memoryview) -> object:
 
 
 def _object(decoding: Decoding, data: memoryview) -> object:
-    """A dataclass, named tuple or enum member of an allowed module; its constructor runs.
+    """A dataclass, named tuple or enum member of an allowed module, see :mod:`objects`.
 
     A class may define which state of its objects travels (``__rpc_state__``), and must then check
     the state that arrives (``__rpc_made__``).
@@ -163,42 +163,10 @@ def _object(decoding: Decoding, data: memoryview) -> object:
     if isinstance(cls, type):
         if any("__rpc_made__" in vars(base) for base in cls.__mro__):
             return cast(Any, cls).__rpc_made__(state)
-        if issubclass(cls, enum.Enum) and isinstance(state, str):
-            return cls[state]
-        if issubclass(cls, enum.Flag) and type(state) is int:
-            return _flag(cls, state)
-        if dataclasses.is_dataclass(cls) and isinstance(state, dict):
-            return _dataclass(cls, state)
-        if issubclass(cls, tuple) and hasattr(cls, "_fields") and isinstance(state, list):
-            return cls(*state)
+        value = restored(cls, state)
+        if value is not None:
+            return value
     raise ProtocolError(f"data for {name}", "a dataclass, named tuple or enum")
-
-
-def _flag(cls: type[enum.Flag], state: int) -> enum.Flag:
-    """Flags of an enum; unknown bits are refused, as each would add a member to the class."""
-    all_flags = 0
-    for member in cls.__members__.values():
-        all_flags |= member.value
-    if state & ~all_flags:
-        raise ProtocolError(f"the flags {state:#x}", f"those of {cls.__qualname__}")
-    return cls(state)
-
-
-def _dataclass(cls: type, state: dict[str, Any]) -> object:
-    """A dataclass: its constructor gets the fields that it takes, the others are set after it."""
-    fields = dataclasses.fields(cls)
-    if state.keys() - {field.name for field in fields}:
-        raise ProtocolError(
-            f"{len(state)} fields for {cls.__qualname__}, not all of them known",
-            "those of the dataclass",
-        )
-    result = cls(
-        **{field.name: state[field.name] for field in fields if field.init and field.name in state}
-    )
-    for field in fields:
-        if not field.init and field.name in state:
-            object.__setattr__(result, field.name, state[field.name])
-    return result
 
 
 def _scalar(decoding: Decoding, data: memoryview) -> object:

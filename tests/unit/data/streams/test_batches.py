@@ -8,6 +8,10 @@ import pytest
 import torch
 
 import pibroch
+from pibroch.data import EncodedDataset, Loader
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.sources import TextSource
+from pibroch.data.splits import SplitRule
 from pibroch.data.streams.aside import SetAside
 from pibroch.data.streams.journal import Journal
 from pibroch.errors import CheckpointError, DataError
@@ -140,6 +144,20 @@ def test_weights_have_a_mean_of_1_over_all_ranks(tmp_path):
     assert batch.sample_weights.mean().item() == pytest.approx(1)
     expected = torch.tensor([0, 1, 2, 0, 4, 5, 6, 7]) * 8 / 25
     torch.testing.assert_close(batch.sample_weights, expected)
+
+
+def test_batches_have_the_bits_of_a_data_set_of_the_same_records(tmp_path):
+    rows = events(0, 60)
+    for row in rows:
+        row["weight"] = 0.1 + row["event"] % 7 / 3
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes(csv_text(rows))
+    source = TextSource(folder / "a.csv", schema().separator, schema().quotes, schema().columns)
+    options = PrepareOptions(SplitRule.parse("time:1/0/0"))
+    prepare([source], schema(), tmp_path / "set", options)
+    prepared = Loader(EncodedDataset.open(tmp_path / "set").split("train"), 8)
+    assert list(map(digest, stream(folder))) == list(map(digest, prepared))
 
 
 def test_bad_records_are_set_aside_with_their_reasons(tmp_path):
