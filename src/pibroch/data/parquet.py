@@ -30,6 +30,7 @@ class ParquetSource:
         schema: the features wanted.
         has_labels: whether labels are read; else they are 0.
         may_be_empty: whether no rows are enough.
+        kept: further columns.
 
     Attributes:
         columns: that are read, in the order of their text.
@@ -42,7 +43,12 @@ class ParquetSource:
     """
 
     def __init__(
-        self, path: Path, schema: Schema, has_labels: bool = True, may_be_empty: bool = False
+        self,
+        path: Path,
+        schema: Schema,
+        has_labels: bool = True,
+        may_be_empty: bool = False,
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.path = existing(path)
         try:
@@ -55,7 +61,8 @@ class ParquetSource:
             raise DataError(
                 f"{path}, which has no rows", "at least one record", "check how the file was made"
             )
-        used = schema.log_columns(has_labels)
+        used = tuple(dict.fromkeys([*schema.log_columns(has_labels), *kept]))
+        self._kept = kept
         is_whole = set(used) <= set(types)
         kinds = {column: types[column] for column in used} if is_whole else {}
         self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser says what lacks
@@ -72,7 +79,7 @@ class ParquetSource:
         )
         if not is_whole:
             self._expressions = [pl.all()]
-        elif not has_labels:
+        elif not has_labels and schema.label_columns[0] not in kept:
             self.columns = (schema.label_columns[0], *self.columns)
             self._expressions.append(pl.lit("0").alias(schema.label_columns[0]))
         self._expressions += [
@@ -149,6 +156,7 @@ class ParquetSource:
         wrong += ["the label"] if name in schema.label_columns else []
         about = (schema.weight, schema.group, schema.time)
         wrong += ["weight, group or time"] if name in about else []
+        wrong += ["--keep"] if name in self._kept else []
         if is_list and wrong:
             raise DataError(
                 f"column `{name}` of {self.path}, which holds lists, for {wrong[0]}",
