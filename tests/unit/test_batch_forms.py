@@ -15,7 +15,7 @@ from pibroch.data.batch import Assigned, one_hot_offsets
 from pibroch.data.schema import Schema
 from pibroch.data.streams.decode import Decoder
 from pibroch.data.writer import DatasetWriter, EncodedRows
-from pibroch.exchange.step_ids import OwnIds, event_time_of, feature_bounds, gathered
+from pibroch.exchange.step_ids import OwnIds, event_runs_of, feature_bounds, gathered
 from pibroch.exchange.towers.peer_lookup import kind_of, packed, unpacked
 from pibroch.processors.source import from_plain, to_plain
 from pibroch.rpc.values.callables import Callables
@@ -140,10 +140,11 @@ def by_keyed_jagged(batch, tmp_path):
 
 
 def by_announced_ids(batch, tmp_path):
-    own = OwnIds(batch.values.numpy(), feature_bounds(batch), True, event_time_of(batch))
-    other = OwnIds(np.empty(0, np.int64), [0] * 4, False, None)
+    runs = event_runs_of(batch, 1)
+    own = OwnIds(batch.values.numpy(), feature_bounds(batch), True, runs)
+    other = OwnIds(np.empty(0, np.int64), [0] * 4, False, runs[:0])
     step, places = gathered([other.message, own.message], 3)
-    assert step.event_time == event_time_of(batch) and step.is_real
+    assert step.event_runs.tolist() == runs.tolist() and step.is_real
     assert int(step.counts.sum()) == len(batch.values)
     return replace(batch, values=torch.from_numpy(own.rows_in(step.ids, places[1])))
 

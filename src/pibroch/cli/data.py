@@ -108,6 +108,13 @@ def prepare_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the hash split.")] = 0,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Pass this column through to the files that `pibroch predict` writes. Repeatable.",
+        ),
+    ] = None,
     max_bad_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="Malformed lines that are tolerated.")
     ] = 1e-4,
@@ -170,6 +177,7 @@ def prepare_command(
         bins,
         None if vocabulary is None else vocabulary.schema,
         not unlabelled,
+        tuple(keep or ()),
     )
     if vocabulary is None:
         encoding = encoding.with_changes(min_count, _buckets(hash_ or []), raw)
@@ -192,6 +200,7 @@ def prepare_command(
         piece_mb << 20,
         vocabularies=vocabulary,
         has_labels=not unlabelled,
+        keep=tuple(keep or ()),
     )
     with stages() as progress:
         report = prepare(opened, encoding, out, options, progress)
@@ -334,6 +343,7 @@ def _sources(
     bins: bool,
     prepared: Schema | None,
     has_labels: bool,
+    keep: tuple[str, ...],
 ) -> tuple[Schema, list[RawSource]]:
     """The schema, known, given or inferred, and the opened files."""
     schema = prepared if schema_path is None else Schema.load(schema_path)
@@ -351,7 +361,7 @@ def _sources(
             "pass --schema FILE, see docs/data.md",
         )
     if format_ is RawFormat.PARQUET:
-        return schema, [ParquetSource(path, schema, has_labels) for path in paths]
+        return schema, [ParquetSource(path, schema, has_labels, kept=keep) for path in paths]
     if format_ is RawFormat.CRITEO_NPY:
         return schema, [NpySource(path, has_labels) for path in paths]
     if format_ in (RawFormat.LIBSVM, RawFormat.LIBFFM):

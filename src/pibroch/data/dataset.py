@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,7 @@ from pydantic import Field, model_validator
 from pibroch.config.base import Section
 from pibroch.data.counted import Counted, all_counts
 from pibroch.data.encode import FeatureEncoder
+from pibroch.data.line_runs import WIDTH
 from pibroch.data.mapped import FileIdentity, MappedFiles
 from pibroch.data.schema import SavedSchema
 from pibroch.data.splits import SPLITS
@@ -27,9 +29,11 @@ from pibroch.data.writer import (
     EVENT_TIMES,
     FORMAT_VERSION,
     GROUPS,
+    LINES,
     MANIFEST,
     RAW_IDS,
     WEIGHTS,
+    kept_name,
     label_file,
     values_file,
 )
@@ -38,6 +42,8 @@ from pibroch.kernels.arrays import Array
 from pibroch.untrusted import InnerPath, Refusal, checked, open_file, read_json
 
 SplitName = Literal["train", "validation", "test"]
+SCORE_COLUMNS = ("sample", "file", "line", "label", "score", "logit")
+"""Of files of scores, besides those that were passed through, whose names are others."""
 DATASET = Refusal(DataError, "prepare the dataset again with --overwrite")
 """How damaged datasets are refused."""
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 48)]
@@ -57,6 +63,7 @@ class DatasetManifest(Section):
         provenance: where the data came from.
         schema_: ``schema`` in the file.
         has_labels: see :class:`EncodedDataset`.
+        kept: see :class:`EncodedDataset`.
         files: of every other file size and CRC-32.
     """
 
@@ -70,16 +77,20 @@ class DatasetManifest(Section):
     provenance: dict[str, Any]
     schema_: SavedSchema = Field(alias="schema")
     has_labels: bool = True
+    kept: tuple[str, ...] = ()
     files: dict[InnerPath, tuple[_Count, _Count]]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         features = self.schema_.categorical
         multi_hot = {feature.name for feature in features if feature.multi_hot}
+        multi_hot |= set(map(kept_name, range(len(self.kept))))
         if self.samples.keys() != set(SPLITS) or self.items.keys() != set(SPLITS):
             raise ValueError(f"samples and items of {', '.join(SPLITS)}")
         if any(items.keys() != multi_hot for items in self.items.values()):
-            raise ValueError("items of each multi-hot feature")
+            raise ValueError("items of each multi-hot feature and kept column")
+        if taken_names(self.kept):
+            raise ValueError("kept columns of other names than files of scores have")
         if self.num_rows.keys() != self.schema_.readers.keys():
             raise ValueError("rows of each categorical feature's table")
         for feature in self.schema_.owners:
@@ -90,12 +101,39 @@ class DatasetManifest(Section):
         return self
 
 
+def taken_names(kept: Sequence[str]) -> list[str]:
+    """Columns that cannot be passed through, as files of scores have such already.
+
+    >>> taken_names(["id", "line", "score.clicked", "id"])
+    ['line', 'score.clicked', 'id']
+    """
+    taken = [name for name in kept if name.partition(".")[0] in SCORE_COLUMNS]
+    return taken + [name for place, name in enumerate(kept) if name in kept[:place]]
+
+
 @dataclass(frozen=True, slots=True)
 class Bags:
     """A multi-hot feature: the ids of sample ``i`` are ``values[offsets[i] : offsets[i + 1]]``."""
 
     values: NDArray[np.int32] | NDArray[np.int64]
     offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTexts:
+    """A column that was passed through; of sample ``i`` ``text[offsets[i] : offsets[i + 1]]``."""
+
+    text: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+
+    def between(self, first: int, end: int) -> list[str]:
+        """Of samples ``first`` to ``end``; escaped where they are no UTF-8."""
+        offsets = self.offsets[first : end + 1]
+        text = self.text[offsets[0] : offsets[-1]].tobytes()
+        bounds = (offsets - offsets[0]).tolist()
+        return [
+            text[start:end].decode("utf-8", "backslashreplace") for start, end in pairwise(bounds)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +157,9 @@ class Split:
         groups: uint64 ``[N]``, which samples are ranked among each other; ``None`` where the schema
             has no groups.
         event_times: int64 ``[N]``, milliseconds since 1970; ``None`` where the schema has no time.
+        kept: columns that were passed through, by name.
+        lines: int64 ``[K, 3]``, see :mod:`pibroch.data.line_runs`; ``None`` where samples come from
+            no lines.
     """
 
     name: str
@@ -134,6 +175,8 @@ class Split:
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
     event_times: NDArray[np.int64] | None = None
+    kept: Mapping[str, KeptTexts] = field(default_factory=dict)
+    lines: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -165,6 +208,7 @@ class EncodedDataset:
             vocabularies.
         provenance: where the data came from.
         has_labels: false where the data can be scored alone; their labels are then 0.
+        kept: columns that were passed through.
         truth: of generated data, per split, the metrics of a model that knows the true
             probabilities; else ``None``.
     """
@@ -178,6 +222,7 @@ class EncodedDataset:
         self.provenance = manifest.provenance
         self.truth = manifest.truth
         self.has_labels = manifest.has_labels
+        self.kept = manifest.kept
         self._items = {str(name): items for name, items in manifest.items.items()}
         self._files = manifest.files
         self._opened: dict[str, FileIdentity] = {}
@@ -259,7 +304,26 @@ class EncodedDataset:
             None
             if schema.time is None
             else self._map(f"{name}/{EVENT_TIMES}", "<i8", (count,), files),
+            self._kept(name, files),
+            self._lines(name, files),
         )
+
+    def _kept(self, split: SplitName, files: MappedFiles) -> dict[str, KeptTexts]:
+        count = self.samples[split] + 1
+        return {
+            column: KeptTexts(
+                self._map(f"{split}/{name}.values.u8", "u1", (self._items[split][name],), files),
+                self._map(f"{split}/{name}.offsets.i64", "<i8", (count,), files),
+            )
+            for column, name in ((each, kept_name(k)) for k, each in enumerate(self.kept))
+        }
+
+    def _lines(self, split: SplitName, files: MappedFiles) -> NDArray[np.int64] | None:
+        name = f"{split}/{LINES}"
+        if name not in self._files:
+            return None
+        size, _ = self._files[name]
+        return self._map(name, "<i8", (size // (8 * WIDTH), WIDTH), files)
 
     def access_counts(self, table: str) -> NDArray[np.int64]:
         """How often training reads each row of a table, int64 ``[num_rows]``.
@@ -325,11 +389,25 @@ class EncodedDataset:
     def digest(self) -> str:
         """A hash over all contents, by the checksums in the manifest.
 
-        Two copies of a dataset have the same.
+        Two copies of a dataset have the same, and so has one of other files with the same records.
         """
+        contents = {name: file for name, file in self._files.items() if not name.endswith(LINES)}
         return hashlib.sha256(
-            json.dumps([self.fingerprint, self._files], sort_keys=True).encode()
+            json.dumps([self.fingerprint, contents], sort_keys=True).encode()
         ).hexdigest()
+
+    @cached_property
+    def sources_digest(self) -> str:
+        """A hash over :attr:`digest`, and over which line of which file each sample is."""
+        lines = {name: file for name, file in self._files.items() if name.endswith(LINES)}
+        about = [self.digest, lines, self.sources, self.kept]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that it was prepared from, as they were given; none of generated data."""
+        sources = self.provenance.get("sources")
+        return tuple(map(str, sources)) if isinstance(sources, list) else ()
 
     @property
     def best_possible_auc(self) -> dict[str, float] | None:

@@ -14,7 +14,7 @@ from pibroch.data.parse import ParsedPiece
 from pibroch.data.pieces import Pieces, WholePiece
 from pibroch.data.schema import Schema
 from pibroch.data.splits import SPLITS, SplitRule
-from pibroch.data.writer import DatasetWriter, EncodedRows, Totals
+from pibroch.data.writer import DatasetWriter, EncodedRows, Totals, kept_name
 from pibroch.kernels.arrays import Array
 
 
@@ -28,6 +28,7 @@ class EncodedPieces(Pieces):
         schema: the features.
         encoders: one a feature.
         split: which samples train.
+        kept: columns that are passed through.
     """
 
     def __init__(
@@ -36,15 +37,16 @@ class EncodedPieces(Pieces):
         schema: Schema,
         encoders: Sequence[FeatureEncoder],
         split: SplitRule,
+        kept: Sequence[str] = (),
     ) -> None:
         super().__init__(work / "spool")
         self._encoders = encoders
         self._split = split
         totals = self.pieces[-1].totals if self.pieces else None
-        self.writer = DatasetWriter(work / "dataset", schema, totals)
+        self.writer = DatasetWriter(work / "dataset", schema, totals, kept, has_places=True)
 
-    def _write(self, parsed: ParsedPiece) -> Totals:
-        rows = encode_piece(parsed, self._encoders)
+    def _write(self, parsed: ParsedPiece, source: int) -> Totals:
+        rows = encode_piece(parsed, self._encoders, source)
         if self._split.needs_total:
             self.writer.append("train", rows)
         else:
@@ -71,8 +73,10 @@ def append_assigned(
         writer.append(SPLITS[split_id], rows.chosen(assigned == split_id))
 
 
-def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> EncodedRows:
-    """Columns of codes to records of ids."""
+def encode_piece(
+    parsed: ParsedPiece, encoders: Sequence[FeatureEncoder], source: int = 0
+) -> EncodedRows:
+    """Columns of codes to records of ids, of lines of the source of that number."""
     columns: dict[bool, list[Array]] = {False: [], True: []}
     bags: dict[str, tuple[NDArray[np.int64], Array]] = {}
     for codes, encoder in zip(parsed.codes, encoders, strict=True):
@@ -81,6 +85,8 @@ def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> Enc
             columns[encoder.feature.is_raw].append(ids)
         else:
             bags[encoder.feature.name] = (codes.lengths, ids)
+    for number, column in enumerate(parsed.kept):
+        bags[kept_name(number)] = (column.lengths, column.text)
     num_samples = len(parsed.labels)
     return EncodedRows(
         parsed.labels,
@@ -91,6 +97,7 @@ def encode_piece(parsed: ParsedPiece, encoders: Sequence[FeatureEncoder]) -> Enc
         parsed.sample_weights,
         parsed.groups,
         parsed.event_times,
+        np.column_stack([np.full(num_samples, source), parsed.lines]),
     )
 
 

@@ -29,6 +29,7 @@ class ParquetSource:
         path: the file.
         schema: the features wanted.
         has_labels: whether labels are read; else they are 0.
+        kept: further columns.
 
     Attributes:
         columns: that are read, in the order of their text.
@@ -40,7 +41,13 @@ class ParquetSource:
             feature cannot read.
     """
 
-    def __init__(self, path: Path, schema: Schema, has_labels: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        has_labels: bool = True,
+        kept: tuple[str, ...] = (),
+    ) -> None:
         self.path = existing(path)
         try:
             self._frame = pl.scan_parquet(path, glob=False)
@@ -48,7 +55,8 @@ class ParquetSource:
             self._num_rows = int(self._frame.select(pl.len()).collect().item())
         except _ERRORS as error:
             raise _no_parquet(path, error) from error
-        used = schema.log_columns(has_labels)
+        used = tuple(dict.fromkeys([*schema.log_columns(has_labels), *kept]))
+        self._kept = kept
         is_whole = set(used) <= set(types)
         kinds = {column: types[column] for column in used} if is_whole else {}
         self.columns = tuple(kinds) if is_whole else tuple(types)  # the parser says what lacks
@@ -65,7 +73,7 @@ class ParquetSource:
         )
         if not is_whole:
             self._expressions = [pl.all()]
-        elif not has_labels:
+        elif not has_labels and schema.label_columns[0] not in kept:
             self.columns = (schema.label_columns[0], *self.columns)
             self._expressions.append(pl.lit("0").alias(schema.label_columns[0]))
         self._expressions += [
@@ -142,6 +150,7 @@ class ParquetSource:
         wrong += ["the label"] if name in schema.label_columns else []
         about = (schema.weight, schema.group, schema.time)
         wrong += ["weight, group or time"] if name in about else []
+        wrong += ["--keep"] if name in self._kept else []
         if is_list and wrong:
             raise DataError(
                 f"column `{name}` of {self.path}, which holds lists, for {wrong[0]}",

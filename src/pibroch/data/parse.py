@@ -63,6 +63,19 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """The values of a column that is passed through, one behind the other.
+
+    Attributes:
+        text: their bytes, uint8.
+        lengths: int64 ``[R]``.
+    """
+
+    text: Bytes
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Integers:
     """Columns of whole numbers that need not become text.
 
@@ -139,7 +152,8 @@ class ParsedPiece:
     ``num_bad`` counts records that a quote without an end has swallowed as well. Labels are those
     of :func:`pibroch.data.targets.stored_labels`. ``events`` are those that sequences are made of,
     by the feature's place in the schema; ``codes`` then lack these. Weights are float32 ``[R]``,
-    groups codes ``[R]``, event times int64 ``[R]`` in milliseconds since 1970.
+    groups codes ``[R]``, event times int64 ``[R]`` in milliseconds since 1970. ``lines`` are where
+    records begin, int64 ``[R]``; ``kept`` are columns that are passed through.
     """
 
     labels: Array
@@ -147,10 +161,12 @@ class ParsedPiece:
     codes: tuple[Codes, ...]
     num_bad: int
     bad: tuple[BadRecord, ...]
+    lines: NDArray[np.int64]
     events: Mapping[int, LoggedEvents] = field(default_factory=dict)
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
     event_times: NDArray[np.int64] | None = None
+    kept: tuple[Texts, ...] = ()
 
     def with_bad(self, records: Sequence[BadRecord]) -> ParsedPiece:
         """With further bad records, which were left out before."""
@@ -171,6 +187,7 @@ class PieceParser:
         layout: of the source's text; by default as the schema says.
         has_labels: whether labels are read; else all are 0.
         integers: columns beside the text, of those that :func:`may_be_integers`.
+        kept: columns that are passed through as they are.
 
     Raises:
         DataError: when the source lacks a column, or has two of that name.
@@ -183,9 +200,11 @@ class PieceParser:
         layout: Layout | None = None,
         has_labels: bool = True,
         integers: tuple[str, ...] = (),
+        kept: tuple[str, ...] = (),
     ) -> None:
         self._layout = layout or Layout(schema.separator, schema.quotes)
         used = [column for column in schema.log_columns(has_labels) if column not in integers]
+        used += [column for column in dict.fromkeys(kept) if column not in used]
         got = f"the columns {shown(', '.join(columns), 160)}"
         if missing := [column for column in used if column not in columns]:
             do = hint_for_header(columns, self._layout.separator, used)
@@ -200,6 +219,7 @@ class PieceParser:
             )
         self._schema = schema
         self._columns = columns
+        self._kept = kept
         self._place = {column: place for place, column in enumerate(used)}
         self._wanted = np.array([self._place.get(column, -1) for column in columns], np.int64)
         built = [feature.events for feature in schema.categorical if feature.events is not None]
@@ -241,6 +261,7 @@ class PieceParser:
             records = np.zeros((count, RECORD_ITEMS), np.int64)
         cells = _Cells(buffer, bounds[:count], integers)
         records = records[:count]
+        kept_bounds = bounds[:count, [self._place[column] for column in self._kept]]
         self._empty_nulls(cells)
         numbers, checks = self._numbers(cells, records)
         num_inside = np.ones(count, np.int64)
@@ -258,7 +279,7 @@ class PieceParser:
             num_inside = swallowed.num_inside
         good = np.logical_and.reduce([passed for passed, _ in checks])
         bad = np.flatnonzero(~good)
-        kept = tuple(
+        described = tuple(
             BadRecord(
                 first_line + int(records[i, 3] if is_text else i),
                 next(why(i) for passed, why in checks if not passed[i]),
@@ -269,6 +290,8 @@ class PieceParser:
         if len(bad):
             cells = cells.chosen(good)
             numbers = {column: values[good] for column, values in numbers.items()}
+            kept_bounds = kept_bounds[good]
+        lines = records[:, 3] if is_text else np.arange(count)
         schema = self._schema
         by_label = [
             numbers[column] if self._has_labels else np.zeros(len(cells))
@@ -280,7 +303,8 @@ class PieceParser:
             tuple(_transformed(feature, numbers[feature.column]) for feature in schema.dense),
             tuple(self._codes(feature, cells, numbers) for feature in schema.categorical),
             int(num_inside[bad].sum()),
-            kept,
+            described,
+            first_line + lines[good],
             {
                 place: self._events(feature, feature.events, cells, numbers, labels)
                 for place, feature in enumerate(schema.categorical)
@@ -289,6 +313,7 @@ class PieceParser:
             self._weights(numbers, len(cells)),
             self._groups(cells),
             self._event_times(numbers, len(cells)),
+            tuple(_texts(buffer, of_column) for of_column in np.moveaxis(kept_bounds, 1, 0)),
         )
 
     def _empty_nulls(self, cells: _Cells) -> None:
@@ -440,6 +465,14 @@ class PieceParser:
             clicks_of(labels),
             None if events.time is None else numbers[events.time],
         )
+
+
+def _texts(buffer: Bytes, bounds: Positions) -> Texts:
+    """A column's values by their bounds ``[R, 2]``."""
+    starts, ends = bounds.T
+    lengths = ends - starts
+    shift = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    return Texts(buffer[np.arange(len(shift)) + shift], lengths)
 
 
 def may_be_integers(schema: Schema, column: str) -> bool:

@@ -76,12 +76,12 @@ class Pieces(ABC):
         Raises:
             StorageError: when the disk refuses.
         """
-        totals = self._write(parsed)
+        totals = self._write(parsed, source)
         bad = tuple(f"{place} {record.line}: {record.reason}" for record in parsed.bad)
         self._note(WholePiece(source, end, len(parsed.labels), parsed.num_bad, bad, totals))
 
     @abstractmethod
-    def _write(self, parsed: ParsedPiece) -> Totals | None:
+    def _write(self, parsed: ParsedPiece, source: int) -> Totals | None:
         """Write a piece, over what is left of an earlier try."""
 
     def _note(self, piece: WholePiece) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data import health
-from pibroch.data.dataset import EncodedDataset
+from pibroch.data.dataset import SCORE_COLUMNS, EncodedDataset, taken_names
 from pibroch.data.encode import FeatureEncoder
 from pibroch.data.encoded_pieces import EncodedPieces, append_assigned, encode_piece
 from pibroch.data.histories import build_histories
@@ -66,6 +66,7 @@ class PrepareOptions:
         history_bytes: of users' last items held at once, while sequences are built of events.
         vocabularies: those of another dataset, to encode with instead of counting; with its schema.
         has_labels: false for data that are to be scored alone, with ``vocabularies``.
+        keep: columns that are passed through, for files of scores.
     """
 
     split: SplitRule = field(default_factory=SplitRule)
@@ -76,6 +77,7 @@ class PrepareOptions:
     history_bytes: int = 512 << 20
     vocabularies: Vocabularies | None = None
     has_labels: bool = True
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,12 @@ def prepare(
             "no training samples",
             "some, from which vocabularies are counted",
             "pass --vocabularies FROM",
+        )
+    if taken := taken_names(options.keep):
+        raise DataError(
+            f"--keep {taken[0]}, a name that files of scores have already",
+            f"columns of other names than {', '.join(SCORE_COLUMNS)}, each once",
+            "rename the column, or leave it out",
         )
     of_clicks = [f.name for f in schema.categorical if f.events is not None and f.events.clicks]
     if of_clicks and not options.has_labels:
@@ -194,6 +202,7 @@ def _signature(
         ],
         "piece_bytes": options.piece_bytes,
         "has_labels": options.has_labels,
+        "keep": list(options.keep),
         "vocabularies": None if options.vocabularies is None else options.vocabularies.fingerprint,
     }
 
@@ -210,7 +219,7 @@ def _by_spool(
     progress: Progress,
 ) -> Prepared:
     """Parse everything, build sequences, count the vocabularies, then encode."""
-    spool = Spool(work / "spool", schema)
+    spool = Spool(work / "spool", schema, len(options.keep))
     _parse(sources, schema, spool, options, progress)
     _refuse_bad(spool, options.max_bad_fraction)
     split = options.split.of_files(spool.samples_of_sources(len(sources)))
@@ -219,7 +228,7 @@ def _by_spool(
             build_histories(spool, i, options.history_bytes, partial(progress, "histories"))
     if options.vocabularies is not None:
         encoders = options.vocabularies.encoders()
-        writer = _encode(spool, schema, work, split, progress, list(encoders.values()))
+        writer = _encode(spool, work, options.keep, split, progress, list(encoders.values()))
         num_rows = {table: encoders[table].num_rows for table in schema.readers}
         _write_counts(writer, num_rows, options.vocabularies.codes)
         return writer, spool, num_rows
@@ -233,7 +242,7 @@ def _by_spool(
     counted = [
         FeatureEncoder(feature, _codes_of(work, feature.table)) for feature in schema.categorical
     ]
-    writer = _encode(spool, schema, work, split, progress, counted)
+    writer = _encode(spool, work, options.keep, split, progress, counted)
     fixed = [feature.name for feature in schema.owners if not feature.has_vocabulary]
     _write_counts(writer, {name: num_rows[name] for name in fixed}, {})
     return writer, spool, num_rows
@@ -249,7 +258,7 @@ def _directly(
     """Encode each piece as soon as it is parsed."""
     vocabularies = options.vocabularies or Vocabularies(schema, "", {})
     encoders = vocabularies.encoders()
-    pieces = EncodedPieces(work, schema, list(encoders.values()), options.split)
+    pieces = EncodedPieces(work, schema, list(encoders.values()), options.split, options.keep)
     _parse(sources, schema, pieces, options, progress)
     _refuse_bad(pieces, options.max_bad_fraction)
     pieces.finish(len(sources))
@@ -280,7 +289,9 @@ def _parse(
     for number, source in enumerate(sources):
         if last is not None and number < last.source:
             continue
-        parser = PieceParser(schema, source.columns, source.layout, options.has_labels)
+        parser = PieceParser(
+            schema, source.columns, source.layout, options.has_labels, kept=options.keep
+        )
         start = last.end if last is not None and number == last.source else Place()
         for piece in source.pieces(start, options.piece_bytes):
             parsed = parser.parse(piece.text, piece.start.line + 1).with_bad(piece.bad)
@@ -310,8 +321,8 @@ def _refuse_bad(spool: Pieces, max_bad_fraction: float) -> None:
 
 def _encode(
     spool: Spool,
-    schema: Schema,
     work: Path,
+    keep: Sequence[str],
     split: SplitRule,
     progress: Progress,
     encoders: Sequence[FeatureEncoder],
@@ -319,10 +330,11 @@ def _encode(
     """Write the splits; a line in ``encoded.jsonl`` after each piece says how far."""
     done_path = work / "dataset" / _DONE
     done = read_json_lines(done_path)
-    writer = DatasetWriter(work / "dataset", schema, Totals(**done[-1]) if done else None)
+    totals = Totals(**done[-1]) if done else None
+    writer = DatasetWriter(work / "dataset", spool.schema, totals, keep, has_places=True)
     first = sum(piece.num_records for piece in spool.pieces[: len(done)])
     for number in range(len(done), len(spool.pieces)):
-        rows = encode_piece(spool.read(number), encoders)
+        rows = encode_piece(spool.read(number), encoders, spool.pieces[number].source)
         append_assigned(writer, rows, split, first, spool.num_records)
         append_json_lines(done_path, asdict(writer.totals))
         first += len(rows.labels)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.parse import Codes, LoggedEvents, ParsedPiece
+from pibroch.data.parse import Codes, LoggedEvents, ParsedPiece, Texts
 from pibroch.data.pieces import Pieces
 from pibroch.data.schema import Schema
 from pibroch.data.storage import append_json_lines, read_json_lines
@@ -29,15 +29,17 @@ class Spool(Pieces):
     Args:
         folder: exists; pieces that are already in it are taken over.
         schema: the features, for the names of the columns.
+        num_kept: columns that are passed through.
     """
 
-    def __init__(self, folder: Path, schema: Schema) -> None:
+    def __init__(self, folder: Path, schema: Schema, num_kept: int = 0) -> None:
         super().__init__(folder)
         self.schema = schema
+        self._num_kept = num_kept
         self._folder = folder
 
-    def _write(self, parsed: ParsedPiece) -> None:
-        arrays: dict[str, Array] = {"labels": parsed.labels}
+    def _write(self, parsed: ParsedPiece, source: int) -> None:
+        arrays: dict[str, Array] = {"labels": parsed.labels, "lines": parsed.lines}
         if parsed.sample_weights is not None:
             arrays["sample_weights"] = parsed.sample_weights
         if parsed.groups is not None:
@@ -49,6 +51,8 @@ class Spool(Pieces):
             arrays[f"codes.{i}"] = codes.values
             if codes.lengths is not None:
                 arrays[f"lengths.{i}"] = codes.lengths
+        for i, column in enumerate(parsed.kept):
+            arrays |= {f"kept.{i}": column.text, f"kept_lengths.{i}": column.lengths}
         for i, events in parsed.events.items():
             arrays |= {f"users.{i}": events.users, f"items.{i}": events.items}
             if events.times is not None:
@@ -120,12 +124,18 @@ class Spool(Pieces):
                 _codes(arrays, i) if feature.events is None else self.codes_of(number, i)
                 for i, feature in enumerate(self.schema.categorical)
             )
+            kept = tuple(
+                Texts(arrays[f"kept.{i}"], arrays[f"kept_lengths.{i}"])
+                for i in range(self._num_kept)
+            )
             return ParsedPiece(
                 arrays["labels"],
                 dense,
                 codes,
                 0,
                 (),
+                arrays["lines"],
+                kept=kept,
                 sample_weights=arrays.get("sample_weights"),
                 groups=arrays.get("groups"),
                 event_times=arrays.get("event_times"),

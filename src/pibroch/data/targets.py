@@ -63,29 +63,45 @@ def stored_labels(columns: Sequence[NDArray[np.float64]], is_binary: bool) -> ND
     return np.stack(columns, 1).astype(np.float32)
 
 
-def scores_of(logits: Tensor, schema: Schema) -> Tensor:
-    """What logits ``[B]`` or ``[B, T]`` predict: probabilities of labels of 0 and 1, or numbers."""
-    are_numbers = _are_numbers(schema)
-    if not any(are_numbers):
+def scores_of(logits: Tensor, schema: Schema, logit_labels: Sequence[str] = ()) -> Tensor:
+    """As :func:`scores_of_logits`, in float32 and by torch, for what is traced.
+
+    Probabilities of different logits above 8 may tie.
+    """
+    are_logits = _are_logits(schema, logit_labels)
+    if not any(are_logits):
         return torch.sigmoid(logits)
-    return torch.where(torch.tensor(are_numbers), logits, torch.sigmoid(logits))
+    return torch.where(torch.tensor(are_logits), logits, torch.sigmoid(logits))
 
 
-def scores_of_logits(logits: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
-    """The same in NumPy, in float64, as files and answers have it."""
-    are_numbers = _are_numbers(schema)
-    # exp(700) is no overflow yet, and exp(-700) is 0 in float32
-    scores = 1.0 / (1.0 + np.exp(-np.maximum(logits, -700.0, dtype=np.float64)))
-    if any(are_numbers):
-        scores = np.where(are_numbers, logits, scores)
-    return scores.astype(np.float32)
+def scores_of_logits(
+    logits: NDArray[np.float32], schema: Schema, logit_labels: Sequence[str] = ()
+) -> NDArray[np.float64]:
+    """What logits predict: probabilities of labels of 0 and 1, or the logits themselves.
+
+    In float64, in which probabilities keep the order of logits below 23; in float32 some above 8
+    would tie.
+
+    Args:
+        logits: ``[B]``, of several tasks ``[B, T]``.
+        schema: says which labels hold numbers, which logits predict as they are.
+        logit_labels: others whose loss gives no probabilities.
+    """
+    are_logits = _are_logits(schema, logit_labels)
+    # exp(700) is no overflow yet
+    scores: NDArray[np.float64] = 1.0 / (
+        1.0 + np.exp(-np.maximum(logits, -700.0, dtype=np.float64))
+    )
+    return np.where(are_logits, logits, scores) if any(are_logits) else scores
 
 
-def _are_numbers(schema: Schema) -> list[bool]:
-    """Of each task; none where no label is described, and so holds 0 and 1."""
-    if not schema.target:
+def _are_logits(schema: Schema, logit_labels: Sequence[str]) -> list[bool]:
+    """Of each task; none where no label is described, and all are probabilities."""
+    if not schema.target and not logit_labels:
         return []
-    return [target.kind == "number" for target in schema.targets.values()]
+    return [
+        target.kind == "number" or label in logit_labels for label, target in schema.targets.items()
+    ]
 
 
 def clicks_of(labels: NDArray[Any]) -> NDArray[np.uint8]:

@@ -16,13 +16,16 @@ Layout of the folder, all arrays raw and little-endian::
     <split>/raw_ids.i64              [N, F2], of F2 others with raw ids; absent where there are none
     <split>/<feature>.values.i32     [V], of a multi-hot feature; ``values.i64`` for raw ids
     <split>/<feature>.offsets.i64    [N + 1], of the same
+    <split>/kept.<k>.values.u8       bytes of a column that is passed through, ``offsets`` likewise
+    <split>/lines.i64                [K, 3], see :mod:`pibroch.data.line_runs`; absent where samples
+                                     come from no lines
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.counted import DENSE_ROWS, RowCounts, all_counts
+from pibroch.data.line_runs import WIDTH, LineRuns, Places
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Schema
 from pibroch.data.splits import SPLITS
 from pibroch.data.storage import ArrayFile, checksum, write_json
@@ -44,6 +48,7 @@ RAW_IDS = "raw_ids.i64"
 WEIGHTS = "sample_weights.f32"
 GROUPS = "groups.u64"
 EVENT_TIMES = "event_times.i64"
+LINES = "lines.i64"
 _LATER = {"max_length", "shares", "events", "mean", "std"}
 
 
@@ -56,11 +61,12 @@ class EncodedRows:
         dense: float32 ``[R, n]``, transformed.
         ids: int32 ``[R, F1]``, the features that are not multi-hot and whose ids are rows.
         bags: for each multi-hot feature lengths int64 ``[R]`` and values ``[V]``, int32, or int64
-            where they are raw.
+            where they are raw; for each kept column, by :func:`kept_name`, its bytes.
         raw_ids: int64 ``[R, F2]``, as ``ids``, of those whose ids are raw.
         sample_weights: float32 ``[R]``, where the schema has them.
         groups: uint64 ``[R]``, likewise.
         event_times: int64 ``[R]``, milliseconds since 1970, likewise.
+        places: int64 ``[R, 2]``, where samples come from lines of sources, likewise.
     """
 
     labels: Array
@@ -71,6 +77,7 @@ class EncodedRows:
     sample_weights: NDArray[np.float32] | None = None
     groups: NDArray[np.uint64] | None = None
     event_times: NDArray[np.int64] | None = None
+    places: Places | None = None
 
     def chosen(self, mask: NDArray[np.bool_]) -> EncodedRows:
         """The samples where ``mask [R]`` holds."""
@@ -103,6 +110,7 @@ class EncodedRows:
             None if self.sample_weights is None else self.sample_weights[some],
             None if self.groups is None else self.groups[some],
             None if self.event_times is None else self.event_times[some],
+            None if self.places is None else self.places[some],
         )
 
     def add_counts(self, schema: Schema, counts: Mapping[str, RowCounts]) -> None:
@@ -116,16 +124,22 @@ class EncodedRows:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How far a dataset is written: samples by split, items by split and multi-hot feature."""
+    """How far a dataset is written.
+
+    Samples by split, items by split and multi-hot feature or kept column, runs of lines by split.
+    """
 
     samples: dict[str, int]
     items: dict[str, dict[str, int]]
+    runs: dict[str, int]
 
     @classmethod
-    def zero(cls, schema: Schema) -> Totals:
+    def zero(cls, schema: Schema, num_kept: int = 0) -> Totals:
         """Nothing written."""
         names = [feature.name for feature in schema.categorical if feature.multi_hot]
-        return cls(dict.fromkeys(SPLITS, 0), {split: dict.fromkeys(names, 0) for split in SPLITS})
+        names += map(kept_name, range(num_kept))
+        none = dict.fromkeys(SPLITS, 0)
+        return cls(none, {split: dict.fromkeys(names, 0) for split in SPLITS}, {**none})
 
 
 class DatasetWriter:
@@ -135,12 +149,22 @@ class DatasetWriter:
         folder: where the dataset grows.
         schema: its features.
         totals: what is already there, when an interrupted writing goes on.
+        kept: columns that are passed through.
+        has_places: whether samples come from lines of sources.
     """
 
-    def __init__(self, folder: Path, schema: Schema, totals: Totals | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        schema: Schema,
+        totals: Totals | None = None,
+        kept: Sequence[str] = (),
+        has_places: bool = False,
+    ) -> None:
         self.folder = folder
         self.schema = schema
-        self.totals = totals or Totals.zero(schema)
+        self.kept = tuple(kept)
+        self.totals = totals or Totals.zero(schema, len(kept))
         self._labels = label_file(schema)
         self._widths = {self._labels: len(schema.label_columns), "dense.f32": len(schema.dense)}
         self._widths["ids.i32"] = len(schema.single_keys(raw=False))
@@ -153,6 +177,8 @@ class DatasetWriter:
         if schema.time is not None:
             self._widths[EVENT_TIMES] = 1
         self._values = {f.name: values_file(f) for f in schema.categorical if f.multi_hot}
+        self._values |= {name: f"{name}.values.u8" for name in map(kept_name, range(len(kept)))}
+        self._runs: dict[str, LineRuns] = {}
         self._files: dict[str, ArrayFile] = {}
         for split in SPLITS:
             for name in self._widths:
@@ -160,6 +186,9 @@ class DatasetWriter:
             for feature, values in self._values.items():
                 self._open(f"{split}/{values}")
                 self._open(f"{split}/{feature}.offsets.i64").write_at(0, np.zeros(1, np.int64))
+            if has_places:
+                file = self._open(f"{split}/{LINES}")
+                self._runs[split] = LineRuns(file, self.totals.runs[split])
 
     def append(self, split: str, rows: EncodedRows) -> None:
         """Write samples behind those of the split.
@@ -190,10 +219,13 @@ class DatasetWriter:
                 first + 1, start + np.cumsum(lengths)
             )
             self.totals.items[split][feature] = start + len(values)
+        if rows.places is not None:
+            self._runs[split].append(first, rows.places)
+            self.totals.runs[split] = self._runs[split].count
         self.totals.samples[split] = first + len(rows.labels)
 
     def read(self, split: str, first: int = 0) -> Iterator[EncodedRows]:
-        """What was appended to a split, from one sample on; in blocks."""
+        """What was appended to a split but places, from one sample on; in blocks."""
         for start in range(first, self.totals.samples[split], _BLOCK_SAMPLES):
             count = min(_BLOCK_SAMPLES, self.totals.samples[split] - start)
             arrays = {
@@ -233,6 +265,12 @@ class DatasetWriter:
             for split, mask in (("validation", ~is_test), ("test", is_test)):
                 self.append(split, rows.chosen(mask))
             place += len(rows.labels)
+        end = self.totals.samples["train"]
+        if self._runs:
+            self._runs["train"].move(validation, test, self._runs["validation"])
+            self._runs["train"].move(test, end, self._runs["test"])
+            self._runs["train"].cut(validation)
+            self.totals.runs.update({split: runs.count for split, runs in self._runs.items()})
         self.totals.samples["train"] = validation
         for feature, num_items in self.totals.items["train"].items():
             moved = sum(self.totals.items[split][feature] for split in SPLITS[1:])
@@ -284,6 +322,7 @@ class DatasetWriter:
             "samples": self.totals.samples,
             "items": self.totals.items,
             "has_labels": has_labels,
+            "kept": list(self.kept),
             "num_rows": dict(num_rows),
             "truth": truth,
             "provenance": provenance,
@@ -300,7 +339,9 @@ class DatasetWriter:
         split, array = name.split("/")
         if array in self._widths:
             return self.totals.samples[split] * self._widths[array]
-        feature, kind, _ = array.split(".")
+        if array == LINES:
+            return self.totals.runs[split] * WIDTH
+        feature, kind, _ = array.rsplit(".", 2)
         return (
             self.totals.items[split][feature]
             if kind == "values"
@@ -311,6 +352,11 @@ class DatasetWriter:
 def values_file(feature: CategoricalFeature) -> str:
     """Name of the file with a multi-hot feature's ids."""
     return f"{feature.name}.values.{'i64' if feature.is_raw else 'i32'}"
+
+
+def kept_name(number: int) -> str:
+    """Of a column that is passed through, where features have theirs, which hold no dots."""
+    return f"kept.{number}"
 
 
 def label_file(schema: Schema) -> str:

@@ -50,6 +50,7 @@ class InBatchSoftmax(Loss):
     """A loss of the vectors of the global batch, see :meth:`of_vectors`."""
 
     section = InBatchSoftmaxConfig
+    gives_probabilities = False
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Not to be called: see :meth:`of_vectors`."""

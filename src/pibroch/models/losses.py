@@ -11,12 +11,16 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional
 
+from pibroch.config import RunConfig
 from pibroch.config.loss import (
+    LOSSES,
     BinaryCrossEntropyConfig,
     FocalConfig,
     LossConfig,
     SquaredErrorConfig,
+    TaskConfig,
 )
+from pibroch.data.schema import Schema
 
 
 class Loss(ABC):
@@ -28,10 +32,13 @@ class Loss(ABC):
     Attributes:
         section: what a recipe says of it.
         labels: what labels it is for: 0 and 1 (``binary``), or these and other numbers (``any``).
+        gives_probabilities: whether the sigmoid of a logit is the probability of label 1; else the
+            score of a sample is its logit.
     """
 
     section: ClassVar[type[LossConfig]] = LossConfig
     labels: ClassVar[Literal["binary", "any"]] = "any"
+    gives_probabilities: ClassVar[bool] = True
 
     def __init__(self, config: LossConfig) -> None:
         self.config = config
@@ -66,6 +73,7 @@ class SquaredError(Loss):
     """``(logit - label)^2``: the logit is the prediction."""
 
     section = SquaredErrorConfig
+    gives_probabilities = False
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See :class:`Loss`."""
@@ -96,6 +104,17 @@ class Focal(Loss):
         if self._alpha is not None:
             loss = loss * (self._alpha * labels + (1 - self._alpha) * (1 - labels))
         return _mean(loss, weights)
+
+
+def logit_labels(config: RunConfig, schema: Schema) -> tuple[str, ...]:
+    """Labels whose loss gives no probabilities: the scores of their samples are logits."""
+    names = []
+    for label in schema.targets:
+        section = config.tasks.get(label, TaskConfig()).loss or config.loss
+        loss: Loss = LOSSES.find(section.name).build(section)
+        if not loss.gives_probabilities:
+            names.append(label)
+    return tuple(names)
 
 
 def _mean(losses: Tensor, weights: Tensor | None) -> Tensor:

@@ -27,6 +27,8 @@ BLOCK_ROWS = 512
 class RankingLoss(Loss):
     """A loss of the global batch."""
 
+    gives_probabilities = False
+
     @abstractmethod
     def of_batch(
         self, logits: Floats, labels: Floats, weights: Floats, groups: NDArray[np.int64]

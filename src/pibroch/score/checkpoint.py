@@ -14,7 +14,7 @@ from pibroch.data.health import click_rates
 from pibroch.data.schema import Target
 from pibroch.embedding import SGD
 from pibroch.errors import CheckpointError
-from pibroch.score.split import check_out, opened_split, write_predictions
+from pibroch.score.split import ScoreColumns, check_out, opened_split, write_predictions
 from pibroch.serve.predictor import Predictor
 from pibroch.state.checkpoint_folder import find_checkpoint
 from pibroch.state.manifest import Manifest, read_manifest, schema_of
@@ -60,7 +60,8 @@ def evaluate_checkpoint(
     empty = Predictions(schema.targets, predictor.config.train.top_k)
     predictions = predict(loader, predictor.logits, empty)
     if out is not None:
-        write_predictions(predictions, dataset, out)
+        columns = ScoreColumns(dataset, opened, predictor.logit_labels)
+        write_predictions(predictions, columns, out)
     evaluation = predictions.result()
     settings = predictor.config.train
     if items is not None:

@@ -21,9 +21,10 @@ from pibroch.collectives.agreement import agreed, on_first
 from pibroch.collectives.world import World
 from pibroch.data import EncodedDataset, JaggedBatch, Split
 from pibroch.data.loader import batch_of
+from pibroch.models.losses import logit_labels
 from pibroch.process import threads_of_rank
 from pibroch.score.checkpoint import must_fit
-from pibroch.score.split import Scored, ScoreParts, check_out, frame_of, opened_split
+from pibroch.score.split import ScoreColumns, Scored, ScoreParts, check_out, opened_split
 from pibroch.serve.bounded_lag import BoundedLagPipeline, Prediction
 from pibroch.serve.from_checkpoint import load_embeddings, saved_dense
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -73,7 +74,9 @@ def score_split_by_ranks(
     kept = len(opened) - sum(len(parts.samples(number)) for number in missing)
     embeddings = load_embeddings(folder, manifest, world.ranks.open_channel())
     pipeline = BoundedLagPipeline(dense, embeddings, bound)
-    work = _Work(parts, opened, dataset, missing, world)
+    of_logits = logit_labels(manifest.config, dataset.schema)
+    columns = agreed(control, lambda: ScoreColumns(dataset, opened, of_logits))
+    work = _Work(parts, opened, columns, missing, world)
     if world.is_first:
         advance(kept)
     try:
@@ -110,14 +113,14 @@ class _Work:
         self,
         parts: ScoreParts,
         split: Split,
-        dataset: EncodedDataset,
+        columns: ScoreColumns,
         missing: Sequence[int],
         world: World,
     ) -> None:
         self._parts = parts
         self._split = split
         self._world = world
-        self._dataset = dataset
+        self._columns = columns
         self._numbers = missing[world.ranks.rank :: world.ranks.world_size]
         self._by_rank = [
             [
@@ -134,7 +137,7 @@ class _Work:
         for number in self._numbers:
             scores = [next(done) for _ in self._parts.batches(number)]
             first = self._parts.samples(number).start
-            self._parts.publish(number, frame_of(scores, first, self._dataset))
+            self._parts.publish(number, self._columns.frame(scores, first))
         assert next(done, None) is None
 
     def _scored(

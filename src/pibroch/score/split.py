@@ -1,25 +1,28 @@
 """Scores of a whole split in a file.
 
-In order, part by part, so that a run that was cut off goes on where it was.
+In order, part by part, so that a run that was cut off goes on where it was. A part is kept only
+while what it was computed from is the same to the byte.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from pibroch.data import EncodedDataset, Split
-from pibroch.data.dataset import SplitName
+from pibroch.data.dataset import DATASET, SCORE_COLUMNS, SplitName
+from pibroch.data.line_runs import places_of
 from pibroch.data.loader import batch_of
 from pibroch.data.targets import scores_of_logits
 from pibroch.errors import ConfigError, DataError, StorageError
@@ -27,12 +30,17 @@ from pibroch.serve.predictor import Predictor
 from pibroch.state.manifest import MANIFEST
 from pibroch.storage import new_file, storage_errors
 from pibroch.train.metrics import Predictions
+from pibroch.version import __version__
 
+logger = logging.getLogger(__name__)
 FORMATS = (".parquet", ".csv")
 MOST_SAMPLES = 1 << 20
 PARTS_WANTED = 64
 """Samples of a part, and at least how many parts there are, for as many processes."""
+SAMPLE, FILE, LINE, LABEL, SCORE, LOGIT = SCORE_COLUMNS
 _WHAT = "of.json"
+_DATA = "data"
+_PATH = "data_path"
 SCORES = (
     "a folder with room that this process may write to",
     "free some space, or choose another file",
@@ -96,30 +104,41 @@ class ScoreParts:
     def claim(self, checkpoint: Path, dataset: EncodedDataset, split: str) -> None:
         """Make the folder, or go on with that of the same scores.
 
+        Parts of data that were replaced in their place since, which nobody can go on with, are
+        removed with a warning.
+
         Raises:
             ConfigError: when those of others are there.
         """
-        text = json.dumps(
-            {
-                "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
-                "data": dataset.fingerprint,
-                "samples": dataset.samples,
-                "split": split,
-                "samples_per_part": self.samples_per_part,
-            },
-            sort_keys=True,
-        )
+        about = {
+            "checkpoint": hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
+            "split": split,
+            "batch_size": self.batch_size,
+            "version": __version__,
+            _DATA: dataset.sources_digest,
+            _PATH: str(dataset.path.resolve()),
+        }
+        what = self.folder / _WHAT
+        before = _read(what)
+        differing = [key for key in about if key != _PATH and before.get(key) != about[key]]
+        if before and differing:
+            if differing != [_DATA] or before.get(_PATH) != about[_PATH]:
+                raise ConfigError(
+                    f"{self.folder}, begun with another checkpoint, data or split",
+                    "parts of the same scores",
+                    "remove that folder, or choose another --out",
+                )
+            logger.warning(
+                "%s has changed since the parts in %s were scored: they are scored again",
+                dataset.path,
+                self.folder,
+            )
+            with storage_errors(self.out, *SCORES):
+                shutil.rmtree(self.folder)
         with storage_errors(self.out, *SCORES):
             self.folder.mkdir(exist_ok=True)
-        what = self.folder / _WHAT
-        if what.exists() and what.read_text(encoding="utf-8") != text:
-            raise ConfigError(
-                f"{self.folder}, begun with another checkpoint, data or split",
-                "parts of the same scores",
-                "remove that folder, or choose another --out",
-            )
         with new_file(what, *SCORES) as file:
-            file.write_text(text, encoding="utf-8")
+            file.write_text(json.dumps(about, sort_keys=True), encoding="utf-8")
 
     def missing(self) -> list[int]:
         """Parts that are not there."""
@@ -152,6 +171,74 @@ class ScoreParts:
         return self.folder / f"{number:06}.parquet"
 
 
+def _read(what: Path) -> dict[str, Any]:
+    """What parts are of; nothing where there are none, and where their file is damaged."""
+    try:
+        content = json.loads(what.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        return {"damaged": True}
+    return content if isinstance(content, dict) else {"damaged": True}
+
+
+class ScoreColumns:
+    """The columns of a file of scores: what says which sample it is, its labels, its scores.
+
+    ``sample`` is its place in the split, ``file`` and ``line`` (of Parquet the row, from 1 on) say
+    where it stood when the data were prepared, then follow columns that preparation kept. ``label``
+    is null where the data have none. ``score`` is a probability, the number that is predicted, or
+    the logit where the loss gives no probabilities; ``logit`` is there in any case. Of several
+    labels it is ``label.NAME``, ``score.NAME`` and ``logit.NAME`` of each.
+
+    Args:
+        dataset: with the samples.
+        split: of it.
+        logit_labels: labels whose loss gives no probabilities.
+
+    Raises:
+        DataError: for lines that do not fit the split.
+    """
+
+    def __init__(self, dataset: EncodedDataset, split: Split, logit_labels: Sequence[str]) -> None:
+        self._schema = dataset.schema
+        self._has_labels = dataset.has_labels
+        self._split = split
+        self._logit_labels = logit_labels
+        self._sources = pl.Series(dataset.sources, dtype=pl.String)
+        if (runs := split.lines) is not None:
+            fits = len(runs) and not runs[0, 0] and runs[:, 1].min() >= 0
+            if not fits or runs[:, 1].max() >= len(self._sources):
+                raise DATASET(f"lines of {dataset.path} that do not fit its files", "such")
+
+    def frame(
+        self, parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]], first: int
+    ) -> pl.DataFrame:
+        """Of logits and labels, ``[N]`` or ``[N, T]``, of samples ``first`` and so on."""
+        logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+        size = len(logits)
+        scores = scores_of_logits(logits, self._schema, self._logit_labels).reshape(size, -1)
+        logits = logits.reshape(size, -1)
+        end = first + size
+        columns: dict[str, pl.Series] = {SAMPLE: pl.Series(np.arange(first, end))}
+        if self._split.lines is not None:
+            places = places_of(self._split.lines, first, end)
+            columns[FILE] = self._sources.gather(places[:, 0])
+            columns[LINE] = pl.Series(places[:, 1])
+        for name, texts in self._split.kept.items():
+            columns[name] = pl.Series(texts.between(first, end), dtype=pl.String)
+        for task, name in enumerate(self._schema.label_columns):
+            suffix = f".{name}" if len(self._schema.label_columns) > 1 else ""
+            columns[f"{LABEL}{suffix}"] = (
+                pl.Series(labels.reshape(size, -1)[:, task])
+                if self._has_labels
+                else pl.repeat(None, size, dtype=pl.Float32, eager=True)
+            )
+            columns[f"{SCORE}{suffix}"] = pl.Series(scores[:, task])
+            columns[f"{LOGIT}{suffix}"] = pl.Series(logits[:, task])
+        return pl.DataFrame(columns)
+
+
 def score_split(
     predictor: Predictor,
     checkpoint: Path,
@@ -162,10 +249,8 @@ def score_split(
 ) -> Scored:
     """Write the score of each sample of a split, in the split's order, to a Parquet or CSV file.
 
-    Columns are ``sample`` (its place in the split), ``label`` (null where the data have none) and
-    ``score``, a probability, or the number that is predicted; of several labels ``label.NAME`` and
-    ``score.NAME`` of each. Parts are kept in a folder beside ``out`` until all are there; one
-    that is there already, of the same checkpoint and data, is not scored again.
+    Columns are those of :class:`ScoreColumns`. Parts are kept in a folder beside ``out`` until all
+    are there; one that is there already, of the same checkpoint and data, is not scored again.
 
     Args:
         predictor: of the checkpoint.
@@ -183,6 +268,7 @@ def score_split(
     """
     check_out(out)
     opened = opened_split(dataset, split, needs_labels=False)
+    columns = ScoreColumns(dataset, opened, predictor.logit_labels)
     parts = ScoreParts(out, len(opened), predictor.config.train.evaluate_batch_size)
     parts.claim(checkpoint, dataset, split)
     missing = set(parts.missing())
@@ -194,17 +280,17 @@ def score_split(
                 batch = batch_of(opened, np.arange(some.start, some.stop))
                 scores.append((predictor.logits(batch).numpy(), batch.labels.numpy()))
                 advance(len(some))
-            parts.publish(number, frame_of(scores, samples.start, dataset))
+            parts.publish(number, columns.frame(scores, samples.start))
         else:
             advance(len(samples))
     parts.merge()
     return Scored(len(opened), len(opened) - sum(len(parts.samples(number)) for number in missing))
 
 
-def write_predictions(predictions: Predictions, dataset: EncodedDataset, out: Path) -> None:
+def write_predictions(predictions: Predictions, columns: ScoreColumns, out: Path) -> None:
     """The same file from predictions that were collected."""
     logits, labels = predictions.arrays()
-    frame = frame_of([(logits, labels.astype(np.float32))], 0, dataset)
+    frame = columns.frame([(logits, labels.astype(np.float32))], 0)
     with new_file(out, *SCORES) as file:
         (frame.write_parquet if out.suffix == ".parquet" else frame.write_csv)(file)
 
@@ -250,25 +336,3 @@ def opened_split(dataset: EncodedDataset, split: str, needs_labels: bool = True)
             f"{dataset.path}, which has no labels", "labels, to compare with", "use pibroch predict"
         )
     return dataset.split(cast(SplitName, split))
-
-
-def frame_of(
-    parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]],
-    first: int,
-    dataset: EncodedDataset,
-) -> pl.DataFrame:
-    """Logits and labels, ``[N]`` or ``[N, T]``, as the columns of the file."""
-    logits, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    size = len(logits)
-    schema = dataset.schema
-    scores = scores_of_logits(logits, schema).reshape(size, -1)
-    columns: dict[str, pl.Series] = {"sample": pl.Series(np.arange(first, first + size))}
-    for task, name in enumerate(schema.label_columns):
-        suffix = f".{name}" if len(schema.label_columns) > 1 else ""
-        columns[f"label{suffix}"] = (
-            pl.Series(labels.reshape(size, -1)[:, task])
-            if dataset.has_labels
-            else pl.repeat(None, size, dtype=pl.Float32, eager=True)
-        )
-        columns[f"score{suffix}"] = pl.Series(scores[:, task])
-    return pl.DataFrame(columns)

@@ -56,10 +56,13 @@ class Prediction:
     error: DataError | None = None
 
     def scores(self) -> Tensor:
-        """Probabilities ``[B]``; raises the error of a batch that could not be used."""
+        """Probabilities, float64 ``[B]``, of a loss that gives such; of others see ``logits``.
+
+        Raises the error of a batch that could not be used.
+        """
         if self.logits is None:
             raise self.error or DataError("no batch", "one")
-        return torch.sigmoid(self.logits)
+        return torch.sigmoid(self.logits.double())
 
 
 @dataclass(slots=True)

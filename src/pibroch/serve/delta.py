@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints, distinct
+from pibroch.models.losses import logit_labels
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.export import Advance, ExportOptions, SavedRows, check_options, write_dense
 from pibroch.serve.from_delta import open_exported
@@ -172,6 +173,7 @@ def _check_alike(rows: SavedRows, base: OpenedModel, base_rows: MappedRows) -> N
             ("data", manifest.dataset_fingerprint != base.fingerprint),
             ("tables", base_tables != new_tables),
             ("model", manifest.config.model != export.model),
+            ("loss", logit_labels(manifest.config, export.schema_) != export.logit_labels),
         )
         if differs
     ]

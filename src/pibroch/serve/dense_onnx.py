@@ -15,6 +15,7 @@ from pibroch.data.schema import Schema
 from pibroch.data.targets import scores_of
 from pibroch.errors import ConfigError, MissingDependencyError
 from pibroch.models.base import Model
+from pibroch.models.losses import logit_labels
 from pibroch.serve.from_checkpoint import read_verified, saved_dense, version_of
 from pibroch.serve.from_delta import open_exported
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -41,6 +42,7 @@ class DensePart:
         features: whose embeddings they take, in order; F of them.
         dim: of an embedding, D.
         version: a name of the weights.
+        logit_labels: labels whose loss gives no probabilities.
     """
 
     layers: nn.Module
@@ -48,6 +50,7 @@ class DensePart:
     features: tuple[str, ...]
     dim: int
     version: str
+    logit_labels: tuple[str, ...]
 
 
 class _Scores(nn.Module):
@@ -60,12 +63,13 @@ class _Scores(nn.Module):
         super().__init__()
         self.layers = part.layers
         self.schema = part.schema
+        self.logit_labels = part.logit_labels
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         embedded = tensors[-1]
         dense = tensors[0] if self.schema.dense else embedded[:, 0, :0]
         logits: Tensor = self.layers(dense, embedded)
-        return scores_of(logits, self.schema), logits
+        return scores_of(logits, self.schema, self.logit_labels), logits
 
 
 def dense_part(path: Path) -> DensePart:
@@ -78,14 +82,16 @@ def dense_part(path: Path) -> DensePart:
     """
     if is_exported(path):
         model = open_exported(path)
-        return DensePart(model.dense, model.schema, model.features, model.dim, model.version)
+        about = model.features, model.dim, model.version, model.logit_labels
+        return DensePart(model.dense, model.schema, *about)
     folder = find_checkpoint(path)
     manifest = read_verified(folder)
     schema = schema_of(manifest)
     features = schema.keys_by_table
     layers = saved_dense(folder, manifest)
     dim = next(iter(manifest.tables.values())).dim
-    return DensePart(layers, schema, features, dim, version_of(folder, manifest))
+    of_logits = logit_labels(manifest.config, schema)
+    return DensePart(layers, schema, features, dim, version_of(folder, manifest), of_logits)
 
 
 def refuse_onnx(out: Path, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from pibroch.embedding.row_set import ListedRows, RowSet, ids_of
 from pibroch.embedding.shard import MemoryShard
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.kernels.arrays import Ints, Records
+from pibroch.models.losses import logit_labels
 from pibroch.overlap import refuse_overlap
 from pibroch.serve.from_checkpoint import (
     plain_table,
@@ -150,6 +151,7 @@ def export_checkpoint(
             fingerprint=manifest.dataset_fingerprint,
             model=manifest.config.model,
             bf16=manifest.config.train.bf16,
+            logit_labels=logit_labels(manifest.config, schema_of(manifest)),
             files=files,
         )
         written.write(temporary)

@@ -26,6 +26,7 @@ from pibroch.embedding.row_index import (
 from pibroch.errors import CheckpointError, DataError
 from pibroch.exchange import Embeddings
 from pibroch.models.build import pooling_of
+from pibroch.models.losses import logit_labels
 from pibroch.serve.model import OpenedModel, dense_layers
 from pibroch.state.checkpoint import dense_weights, load_rows
 from pibroch.state.checkpoint_folder import find_checkpoint
@@ -70,6 +71,7 @@ def open_checkpoint(path: Path, data: Path | None = None) -> OpenedModel:
         dense=saved_dense(folder, manifest),
         bf16=config.train.bf16,
         vocabularies=vocabularies_of(manifest, data),
+        logit_labels=logit_labels(config, schema),
         config=config,
     )
 

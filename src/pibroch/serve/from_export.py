@@ -70,6 +70,7 @@ def open_export(folder: Path, verify: bool = True, split: RowSplit = RowSplit())
         dense=dense_layers(manifest.model, manifest.schema_, rows.features, state, str(folder)),
         bf16=manifest.bf16,
         vocabularies=vocabularies,
+        logit_labels=manifest.logit_labels,
         sha256=sha256,
         files=watch,
         event_time=event_time_of(folder),

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.data.targets import scores_of_logits
 from pibroch.errors import DamagedCheckpointError, InputError
 from pibroch.serve import openapi
 from pibroch.serve.batcher import Batcher
@@ -75,12 +73,12 @@ class Service:
 
         wanted, work = await self._parsed(request, parse)
         names = set(wanted.outputs)
-        outputs: dict[str, NDArray[np.float32]] = {}
+        outputs: dict[str, NDArray[Any]] = {}
         if EMBEDDING in names:
             outputs[EMBEDDING] = await self.batcher.embeddings(predictor, work)
         if names != {EMBEDDING}:
             logits = await self.batcher.logits(predictor, work)
-            outputs |= {SCORE: scores_of_logits(logits, predictor.schema), LOGIT: logits}
+            outputs |= {SCORE: predictor.scores_of(logits), LOGIT: logits}
         return self._tensors(predictor, wanted, outputs)
 
     async def score(self, request: Request) -> Reply:
@@ -90,7 +88,7 @@ class Service:
         """
         predictor, raw = await self._raw(request)
         logits = await self.batcher.logits(predictor, raw)
-        scores = scores_of_logits(logits, predictor.schema)
+        scores = predictor.scores_of(logits)
         if request.headers.get(b"accept", b"").startswith(b"text/csv"):
             lines = scores.reshape(len(scores), -1).tolist()
             text = "".join(f"{','.join(map(repr, line))}\n" for line in lines)
@@ -171,7 +169,11 @@ class Service:
         """Inputs and outputs of the model; `raw_inputs` may take the place of `inputs`."""
         predictor = self._asked(request)
         columns = predictor.columns if predictor.takes_raw else ()
-        outputs = {SCORE: [], LOGIT: [], EMBEDDING: [len(predictor.features), predictor.dim]}
+        outputs = {
+            SCORE: ("FP64", []),
+            LOGIT: ("FP32", []),
+            EMBEDDING: ("FP32", [len(predictor.features), predictor.dim]),
+        }
         return _json(
             {
                 "name": self.store.name,
@@ -182,8 +184,8 @@ class Service:
                     {"name": column, "datatype": "BYTES", "shape": [-1]} for column in columns
                 ],
                 "outputs": [
-                    {"name": name, "datatype": "FP32", "shape": [-1, *shape]}
-                    for name, shape in outputs.items()
+                    {"name": name, "datatype": datatype, "shape": [-1, *shape]}
+                    for name, (datatype, shape) in outputs.items()
                 ],
                 "features": predictor.features,
                 **_freshness(predictor),
@@ -232,7 +234,7 @@ class Service:
         return _json({**about, **_freshness(predictor), **content})
 
     def _tensors(
-        self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[np.float32]]
+        self, predictor: Predictor, wanted: InferRequest, outputs: Mapping[str, NDArray[Any]]
     ) -> Reply:
         return answer(self.store.name, predictor.version, wanted, outputs, _freshness(predictor))
 

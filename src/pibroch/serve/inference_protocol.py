@@ -227,7 +227,7 @@ def answer(
     name: str,
     version: str,
     request: InferRequest,
-    outputs: Mapping[str, NDArray[np.float32]],
+    outputs: Mapping[str, NDArray[Any]],
     parameters: Mapping[str, float],
 ) -> Reply:
     """An answer.
@@ -236,16 +236,18 @@ def answer(
         name: of the model.
         version: of it.
         request: that is answered.
-        outputs: float32 ``[B, ...]`` by name.
+        outputs: float32 or float64 ``[B, ...]`` by name.
         parameters: of the answer; left out where there are none.
     """
     tensors = []
     blobs = []
     for output, is_binary in request.outputs.items():
         values = outputs[output]
-        tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(values.shape)}
+        kind = values.dtype.newbyteorder("<")
+        datatype = f"FP{8 * kind.itemsize}"
+        tensor: dict[str, Any] = {"name": output, "datatype": datatype, "shape": [*values.shape]}
         if is_binary:
-            blobs.append(values.astype("<f4").tobytes())
+            blobs.append(values.astype(kind).tobytes())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
             tensor["data"] = values.ravel().tolist()

@@ -55,6 +55,7 @@ class OpenedModel:
         dense: the layers above.
         bf16: whether these compute in bfloat16.
         vocabularies: the dictionaries that raw values need; ``None`` where they are not known.
+        logit_labels: labels whose loss gives no probabilities.
         config: of the run, where it is known.
         sha256: the checksum in the manifest of an export or a delta.
         root: the export that a delta stands on, without its dense layers.
@@ -74,6 +75,7 @@ class OpenedModel:
     dense: nn.Module
     bf16: bool
     vocabularies: Vocabularies | None = None
+    logit_labels: tuple[str, ...] = ()
     config: RunConfig | None = None
     sha256: str | None = None
     root: OpenedModel | None = None

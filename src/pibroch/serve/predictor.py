@@ -24,7 +24,7 @@ from pibroch.data import JaggedBatch
 from pibroch.data.encode import is_known
 from pibroch.data.raw_batch import batch_from_raw
 from pibroch.data.schema import CategoricalFeature
-from pibroch.data.targets import scores_of
+from pibroch.data.targets import scores_of_logits
 from pibroch.data.transform import FIRST_ROW
 from pibroch.embedding.row_index import LearningIndex
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
@@ -72,6 +72,7 @@ class Predictor:
         event_time: until which it was trained, in milliseconds since 1970;
             ``None`` where it is not known.
         features: the categorical features that a batch holds, in the order of the model.
+        logit_labels: labels whose loss gives no probabilities, so that scores are logits.
         dim: numbers of an embedding, D.
         dense: the layers above the embeddings, which are not to be changed.
         takes_raw: whether the dictionaries that raw values need are there.
@@ -88,6 +89,7 @@ class Predictor:
         self.event_time = model.event_time
         self.columns = self.schema.used_columns(with_label=False)
         self.features = model.features
+        self.logit_labels = model.logit_labels
         self.dim = model.dim
         self.dense = model.dense.eval().requires_grad_(False)
         self.takes_raw = model.vocabularies is not None
@@ -248,11 +250,16 @@ class Predictor:
         return _AS_IT_IS
 
     def scores(self, batch: JaggedBatch) -> Tensor:
-        """Probabilities of a batch, float32 ``[B]``; as :meth:`logits` else.
+        """Probabilities of a batch, float64 ``[B]``; as :meth:`logits` else.
 
-        Of a label of numbers, the number that is predicted. Of several labels ``[B, T]``.
+        Of a label of numbers, the number that is predicted; of :attr:`logit_labels`, the logit. Of
+        several labels ``[B, T]``.
         """
-        return scores_of(self.logits(batch), self.schema)
+        return torch.from_numpy(self.scores_of(self.logits(batch).numpy()))
+
+    def scores_of(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Scores of logits, see :meth:`scores`: the same wherever they are computed."""
+        return scores_of_logits(logits, self.schema, self.logit_labels)
 
     def embed(self, batch: JaggedBatch, begun: Begun | None = None) -> Tensor:
         """The embeddings of a batch, float32 ``[B, F, D]``, features in the order of the model.
@@ -341,7 +348,7 @@ class Predictor:
         return range(min(FIRST_ROW, num_rows - 1), num_rows)
 
     def score_raw(self, raw: Rows | Columns) -> Tensor:
-        """Probabilities of raw samples, float32 ``[B]``, as :meth:`encode` takes them."""
+        """:meth:`scores` of raw samples, float64 ``[B]``, as :meth:`encode` takes them."""
         return self.scores(self.encode(raw))
 
 

@@ -8,7 +8,7 @@ positions of a padded sequence, R rows of all tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 from pibroch.data.schema import Schema
 from pibroch.data.targets import scores_of
 from pibroch.models.base import Model
+from pibroch.models.losses import logit_labels
 from pibroch.serve.export import SavedRows
 from pibroch.serve.from_checkpoint import saved_dense
 from pibroch.serve.inputs import DENSE, IDS, encoded_inputs
@@ -54,13 +55,20 @@ class WholeModel(nn.Module):
         layers: above the embeddings.
         weights: of all tables, end to end, float32 ``[R + 1, D]``; the last row is zeros.
         tables: where in these each one's rows are.
+        logit_labels: labels whose loss gives no probabilities.
     """
 
     def __init__(
-        self, schema: Schema, layers: nn.Module, weights: Tensor, tables: Mapping[str, Rows]
+        self,
+        schema: Schema,
+        layers: nn.Module,
+        weights: Tensor,
+        tables: Mapping[str, Rows],
+        logit_labels: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.schema = schema
+        self.logit_labels = logit_labels
         self.layers = layers
         self.tables = {
             feature: tables[name]
@@ -91,7 +99,10 @@ class WholeModel(nn.Module):
             raw = None if ids is None else (torch.tensor(ids.ids), torch.tensor(ids.rows))
             of_others = first_row if name in rows.with_unknown_row else total
             tables[name] = Rows(first_row, count, raw, of_others)
-        return cls(schema_of(manifest), saved_dense(rows.folder, manifest), weights, tables).eval()
+        schema = schema_of(manifest)
+        layers = saved_dense(rows.folder, manifest)
+        of_logits = logit_labels(manifest.config, schema)
+        return cls(schema, layers, weights, tables, of_logits).eval()
 
     @property
     def dim(self) -> int:
@@ -126,7 +137,7 @@ class WholeModel(nn.Module):
                 [each.summed() if isinstance(each, Bags) else each for each in pooled], 1
             )
         logits: Tensor = self.layers(dense, embedded)
-        return scores_of(logits, self.schema), logits
+        return scores_of(logits, self.schema, self.logit_labels), logits
 
     def _row_ids(self, feature: str, ids: Tensor) -> Tensor:
         """Of ids ``[V]`` their rows within all tables ``[V]``."""

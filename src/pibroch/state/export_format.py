@@ -111,6 +111,7 @@ class ExportManifest(Section):
         fingerprint: of that data.
         model: the dense model's configuration.
         bf16: whether the dense model computes in bfloat16.
+        logit_labels: labels whose loss gives no probabilities, so that scores are logits.
         files: every other file with its size and checksum.
     """
 
@@ -127,6 +128,7 @@ class ExportManifest(Section):
     fingerprint: str
     model: ModelConfig
     bf16: bool
+    logit_labels: tuple[str, ...] = ()
     files: dict[untrusted.InnerPath, FileDigest]
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ from pibroch.embedding.row_index import LearningIndex, must_be_rows
 from pibroch.embedding.row_marks import PUBLISHED
 from pibroch.errors import CheckpointError, ConfigError, RankFailedError, TrainingError
 from pibroch.kernels.arrays import Ints
+from pibroch.models.losses import logit_labels
 from pibroch.overlap import refuse_overlap
 from pibroch.state.checkpoint import begin_folder, must_be_shared
 from pibroch.state.delta_format import (
@@ -398,6 +399,7 @@ class Publishing(BesideTraining[_Copied, Version]):
             fingerprint=dataset.fingerprint,
             model=config.model,
             bf16=config.train.bf16,
+            logit_labels=logit_labels(config, dataset.schema),
             files=files,
         )
 

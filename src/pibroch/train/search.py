@@ -7,6 +7,7 @@ Optuna's choice (Akiba et al., KDD 2019; tree-structured Parzen estimator).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
@@ -21,9 +22,11 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from pibroch.config import RunConfig
+from pibroch.config.differences import settings
 from pibroch.config.origins import resolve
 from pibroch.config.recipes import load_recipe
 from pibroch.config.toml import to_toml
+from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError, TrainingError
 from pibroch.observability import plots
 from pibroch.observability.records import UNWEIGHTED
@@ -128,6 +131,18 @@ def check_validation(config: RunConfig) -> None:
         )
 
 
+def _contents(configs: Sequence[RunConfig]) -> dict[str, object]:
+    """Digests of the data, and of all other files that settings name."""
+    folders = dict.fromkeys(config.data.dir for config in configs if config.data.dir is not None)
+    files = {}
+    for config in configs:
+        for key, value in settings(config.model_dump(mode="json")).items():
+            if isinstance(value, str) and Path(value).is_file():
+                with open(value, "rb") as file:
+                    files[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"data": [EncodedDataset.open(folder).digest for folder in folders], "files": files}
+
+
 def _leaves(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tables.items():
         if isinstance(value, Mapping) and not ({"low", "high"} & value.keys()):
@@ -191,7 +206,7 @@ class Search:
 
     Raises:
         ConfigError: when a value of the space is none of the recipe's, or the folder holds another
-            search.
+            search: of other settings, whatever the recipe is called.
     """
 
     recipe: str
@@ -218,7 +233,7 @@ class Search:
         self.monitor = config.train.monitor
         self.first_seed = config.seed
         self.threads = config.train.threads
-        self._check_folder()
+        self._check_folder(config)
         for path in sorted((self.folder / "trials").glob("*.json")):
             said = _read(path)
             trial = Trial(**said | {"figures": tuple(said["figures"])})
@@ -241,25 +256,41 @@ class Search:
         """Trials that are done or failed."""
         return sum(not trial.is_open for trial in self.trials.values())
 
-    def _check_folder(self) -> None:
+    def _check_folder(self, config: RunConfig) -> None:
         about = {
-            "recipe": self.recipe,
-            "overrides": list(self.overrides),
+            "settings": settings(config.model_dump(mode="json", exclude={"data": {"dir"}})),
             "seeds": self.seeds,
             "space": {key: repr(each) for key, each in self.space.items()},
         }
-        path = self.folder / "search.json"
-        if path.exists() and (before := _read(path)) != about:
-            other = next(key for key in about if before.get(key) != about[key])
-            raise ConfigError(
-                f"another {other} than the search in {self.folder} has",
-                str(before.get(other))[:300],
-                "pass another --out",
-            )
+        self._must_be_same("search.json", about)
         with storage_errors(self.folder):
             (self.folder / "trials").mkdir(parents=True, exist_ok=True)
             (self.folder / "runs").mkdir(exist_ok=True)
-        self._write("search.json", about)
+
+    def _must_be_same(self, name: str, about: Mapping[str, Any]) -> None:
+        """Keep what decides the figures of trials; refuse to go on with other such.
+
+        Raises:
+            ConfigError: says what differs.
+        """
+        path = self.folder / name
+        if not path.exists():
+            with storage_errors(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(name, about)
+            return
+        before = _read(path)
+        for key, now in about.items():
+            if (then := before.get(key)) == now:
+                continue
+            if key == "settings" and isinstance(then, dict):
+                changed = [each for each in {**then, **now} if then.get(each) != now.get(each)]
+                key, then = f"`{changed[0]}` in its settings", then.get(changed[0])
+            raise ConfigError(
+                f"another {key} than the search in {self.folder} has",
+                str(then)[:300],
+                "pass another --out",
+            )
 
     def _write(self, name: str, content: object) -> None:
         with new_file(self.folder / name) as file:
@@ -281,6 +312,7 @@ class Search:
         if not self.done:
             for config in self._configs:
                 check_validation(config)
+        self._must_be_same("contents.json", _contents(self._configs))
         claimed = RunDirectory(self.folder)
         claimed.claim()
         study = self._study()

@@ -9,9 +9,10 @@ import time
 import pytest
 
 from pibroch.config import load_recipe, to_toml
+from pibroch.data.storage import checksum
 from pibroch.errors import ConfigError
 from pibroch.train.run_directory import LOCK
-from pibroch.train.search import Search, read_space
+from pibroch.train.search import Search, Trial, read_space
 from small_run import make_config, run_command, start_command
 
 SPACE = "optimizer.lr = {low = 1e-5, high = 1e-1, log = true}\nmodel.top = [[8], [16, 8]]\n"
@@ -70,6 +71,40 @@ def test_the_best_on_validation_becomes_a_recipe(recipe, tmp_path):
     assert all(file.stat().st_mtime_ns == at for file, at in written.items())
     other = run_command(*line, "--trials", 5, "--seeds", 2)
     assert other.returncode == 2 and "another seeds" in other.stderr
+
+
+def test_it_goes_on_with_the_same_settings_and_data_alone(recipe, data, tmp_path):
+    """Not with a recipe of the same name that says something else."""
+    space = read_space(tmp_path / "space.toml")
+    out = tmp_path / "out"
+
+    def search(path=recipe, overrides=()):
+        return Search(str(path), overrides, space, 1, out)
+
+    first = search()
+    settings = {"optimizer.lr": 0.01, "model.top": [8]}
+    first._keep(Trial(1, settings, figures=(0.75,)))
+    first.run(1, print)
+    again = search(shutil.copy(recipe, tmp_path / "renamed.toml"))
+    assert again.trials[1].value == 0.75
+    again.run(1, print)
+    text = recipe.read_text()
+    recipe.write_text(text.replace('monitor = "auc"', 'monitor = "logloss"'))
+    with pytest.raises(ConfigError, match=r"another `train\.monitor` in its settings"):
+        search()
+    with pytest.raises(ConfigError, match="another `seed` in its settings"):
+        search(tmp_path / "renamed.toml", ("seed=9",))
+    recipe.write_text(text)
+    folder = tmp_path / "data"
+    shutil.rmtree(folder)
+    shutil.copytree(data, folder)  # whose test split is another one
+    labels = folder / "train" / "labels.u8"
+    labels.write_bytes(labels.read_bytes()[::-1])
+    manifest = json.loads((folder / "dataset.json").read_text())
+    manifest["files"]["train/labels.u8"][1] = checksum(labels)
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="another data than the search"):
+        search().run(1, print)
 
 
 def running(folder):

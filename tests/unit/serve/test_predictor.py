@@ -72,9 +72,11 @@ def test_a_predictor_gives_the_bits_of_the_trainer(data, batches, tmp_path, case
     predictor = pb.Predictor.open(path)
     for batch, logits in zip(batches, expected, strict=True):
         assert torch.equal(predictor.logits(batch), logits)
-        assert torch.equal(predictor(batch), torch.sigmoid(logits))
+        torch.testing.assert_close(
+            predictor(batch), torch.sigmoid(logits.double()), rtol=1e-14, atol=0
+        )
     scores = predictor.scores(batches[0])
-    assert scores.dtype == torch.float32 and scores.shape == (100,) and not scores.is_inference()
+    assert scores.dtype == torch.float64 and scores.shape == (100,) and not scores.is_inference()
 
 
 def test_it_needs_neither_the_data_nor_the_run(data, batches, run, tmp_path):

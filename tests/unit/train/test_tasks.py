@@ -64,8 +64,9 @@ def test_figures_are_those_of_the_scores(trained):
     out = trained.folder / "scores.parquet"
     score_split(*open_for(trained.run.path, dataset), dataset, "test", out)
     frame = pl.read_parquet(out)
-    columns = ["sample", "label.click", "score.click", "label.seconds", "score.seconds"]
-    assert frame.columns == columns
+    names = ["label.click", "score.click", "logit.click"]
+    names += [name.replace("click", "seconds") for name in names]
+    assert frame.columns == ["sample", "file", "line", *names]
     errors = frame["score.seconds"].to_numpy() - frame["label.seconds"].to_numpy()
     weights = dataset.split("test").sample_weights
     for name, of_sample in {"rmse": weights, "rmse_unweighted": np.ones(len(weights))}.items():
@@ -107,7 +108,7 @@ def test_an_export_scores_both(trained):
     scores = [predictor(batch) for predictor in predictors]
     assert scores[0].shape == (50, 2) and torch.equal(*scores)
     logits = predictors[0].logits(batch)
-    torch.testing.assert_close(scores[0][:, 0], logits[:, 0].sigmoid())
+    torch.testing.assert_close(scores[0][:, 0], logits[:, 0].double().sigmoid())
     assert torch.equal(scores[0][:, 1], logits[:, 1])
     assert predictors[1].columns == ("age", "user", "item")
     raw = [{"age": "0.5", "user": "u1", "item": "i1"}]
