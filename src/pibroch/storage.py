@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -110,6 +111,16 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of killed processes inside ``folder``."""
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def append_json_lines(path: Path, *contents: object) -> None:
+    """Append a line for each to a file of JSON lines: all of them, or nothing.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+    with storage_errors(path), path.open("ab", buffering=0) as file:
+        append_whole(file.fileno(), "".join(json.dumps(each) + "\n" for each in contents).encode())
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
