@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -137,6 +138,16 @@ def lines_from_end(file: BinaryIO, block_bytes: int = 1 << 16) -> Iterator[tuple
             rest = rest[: newline + 1]
     if rest:
         yield 0, rest
+
+
+def append_json_lines(path: Path, *contents: object) -> None:
+    """Append a line for each to a file of JSON lines: all of them, or nothing.
+
+    Raises:
+        StorageError: when the disk refuses.
+    """
+    with storage_errors(path), path.open("ab", buffering=0) as file:
+        append_whole(file.fileno(), "".join(json.dumps(each) + "\n" for each in contents).encode())
 
 
 def append_whole(descriptor: int, data: bytes) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from pibroch.data.parse import ParsedPiece
 from pibroch.data.sources import Place
-from pibroch.data.storage import append_json_lines, read_json_lines
+from pibroch.data.storage import read_json_lines
 from pibroch.data.writer import Totals
+from pibroch.storage import append_json_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,12 @@ from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, RawSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.spool import Spool
-from pibroch.data.storage import append_json_lines, read_json_lines
+from pibroch.data.storage import read_json_lines
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.vocabulary import count_table
 from pibroch.data.writer import DatasetWriter, Totals
 from pibroch.errors import DataError
+from pibroch.storage import append_json_lines
 from pibroch.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pibroch.data.storage import append_json_lines, read_json_lines
+from pibroch.data.storage import read_json_lines
 from pibroch.data.writer import MANIFEST
 from pibroch.errors import DataError
-from pibroch.storage import give_name, storage_errors
+from pibroch.storage import append_json_lines, give_name, storage_errors
 
 log = logging.getLogger(__name__)
 _LOCK = "lock"

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pibroch.data.parse import Codes, LoggedEvents, ParsedPiece, Texts
 from pibroch.data.pieces import Pieces
 from pibroch.data.schema import Schema
-from pibroch.data.storage import append_json_lines, read_json_lines
+from pibroch.data.storage import read_json_lines
 from pibroch.data.targets import clicks_of
 from pibroch.kernels.arrays import Array
-from pibroch.storage import storage_errors
+from pibroch.storage import append_json_lines, storage_errors
 
 _BUILT = "histories.jsonl"
 

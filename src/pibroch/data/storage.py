@@ -12,7 +12,7 @@ import numpy as np
 
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
-from pibroch.storage import append_whole, new_file, storage_errors, whole_lines
+from pibroch.storage import new_file, storage_errors, whole_lines
 
 _CHECKSUM_BLOCK_BYTES = 1 << 22
 
@@ -80,16 +80,6 @@ def write_json(path: Path, content: object) -> None:
     """Write a JSON file in one step: it is there whole or not at all."""
     with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
-
-
-def append_json_lines(path: Path, *contents: object) -> None:
-    """Append a line for each to a file of JSON lines: all of them, or nothing.
-
-    Raises:
-        StorageError: when the disk refuses.
-    """
-    with storage_errors(path), path.open("ab", buffering=0) as file:
-        append_whole(file.fileno(), "".join(json.dumps(each) + "\n" for each in contents).encode())
 
 
 def read_json_lines(path: Path) -> list[Any]:

@@ -100,6 +100,7 @@ class Job:
         restarts: of all, when one is lost that cannot be started again alone.
         least_ranks: with how many to go on where more get no further; always all when absent.
         rendezvous: where those are met that run elsewhere already, and with them all.
+        stop_s: how long ranks may take to end when all are told to stop.
     """
 
     groups: tuple[Group, ...]
@@ -107,6 +108,7 @@ class Job:
     restarts: Restarts = Restarts()
     least_ranks: int | None = None
     rendezvous: str | None = None
+    stop_s: float = 5.0
 
     @property
     def num_ranks(self) -> int:

@@ -170,8 +170,8 @@ class Life:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(STOP_S if kind is None else self._job.stop_s)
 
     def wait(self, is_over: Callable[[], bool] = lambda: False) -> Death | None:
         """Wait until all ranks have ended, or something has.
@@ -223,10 +223,13 @@ class Life:
                 each.process.send_signal(signal.SIGKILL)
 
     def end(self, seconds: float = STOP_S) -> None:
-        """End what still runs: ask, wait for so long, and kill."""
+        """End what still runs: ask, wait for ranks for so long, and kill."""
+        for process in self._running(ranks=True):
+            process.send_signal(signal.SIGTERM)
+        self._wait(seconds, ranks=True)  # servers hold rows that ranks may save now
         for process in self._running():
             process.send_signal(signal.SIGTERM)
-        self._wait(seconds)
+        self._wait(STOP_S)
         self.kill()
 
     def kill(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +15,8 @@ from pibroch.train.run_directory import RunDirectory
 
 Begin = Callable[[], tuple[RunConfig, Path]]
 """Gives the configuration and the folder of a run that begins or goes on."""
+_SAVING_S = 300.0
+"""How long ranks of a stream may take to save what they have trained when they are told to stop."""
 
 
 def training_job(
@@ -47,7 +49,8 @@ def training_job(
         threads=config.train.threads,
     )
     groups = (trainers, *groups_of(to_start(config), threads_beside))
-    return Job(groups, str(folder), restarts, least_ranks, met_at(config))
+    job = Job(groups, str(folder), restarts, least_ranks, met_at(config))
+    return job if config.data.stream is None else replace(job, stop_s=_SAVING_S)
 
 
 @dataclass(slots=True)

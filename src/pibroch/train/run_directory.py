@@ -16,10 +16,15 @@ from typing import Any, Self
 
 from pibroch.config import RunConfig, to_toml
 from pibroch.config.recipes import check_config
-from pibroch.data.storage import append_json_lines
 from pibroch.errors import ConfigError, StorageError
 from pibroch.state.files import saved_steps
-from pibroch.storage import is_temporary, lines_from_end, new_file, storage_errors
+from pibroch.storage import (
+    append_json_lines,
+    is_temporary,
+    lines_from_end,
+    new_file,
+    storage_errors,
+)
 
 try:
     import fcntl

@@ -40,6 +40,22 @@ def child():
         time.sleep(60)
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "saves":  # when it is told to end, what a server has; which takes longer than 0 s
+        def save(*_):
+            time.sleep(0.3)
+            url = os.environ["PIBROCH_RENDEZVOUS"].removeprefix("tcp://").split(":")
+            with socket.create_connection((url[0], int(url[1])), 1):
+                (folder / "saved").touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        (folder / "begun").touch()
+        time.sleep(60)
+    if what == "serves":
+        host, port = os.environ["PIBROCH_RENDEZVOUS"].removeprefix("tcp://").split(":")
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        with socket.create_server((host, int(port))):
+            (folder / "served").touch()
+            time.sleep(60)
     if what == "fails":
         sys.exit(3)
     if what == "stays":
@@ -56,7 +72,9 @@ with (
     ForkServer(child, lambda: iter(())) as server,
     Life(job, place_here(), Here(server), on_restart=note) as life,
 ):
-    death = life.wait()
+    death = life.wait(lambda: (folder / "begun").exists() and (folder / "served").exists())
+    if death is None and (folder / "begun").exists():
+        life.end()
 print(json.dumps([str(death), restarts]))
 """
 
@@ -146,3 +164,8 @@ def test_a_launcher_of_ones_own_gets_the_job(tmp_path):
         env={**os.environ, "COLUMNS": "200"},
     )
     assert ran.returncode == 7 and ran.stderr == "3 ranks of a\n", ran.stderr
+
+
+def test_ranks_that_are_told_to_end_have_their_servers_until_they_have(launched, tmp_path):
+    launched(rank("saves"), beside("serves"))
+    assert (tmp_path / "saved").exists()

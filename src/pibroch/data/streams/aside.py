@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pibroch.data.storage import append_json_lines, read_json_lines
+from pibroch.data.storage import read_json_lines
 from pibroch.data.streams.base import BadRecord
 from pibroch.errors import DataError
-from pibroch.storage import new_file, storage_errors
+from pibroch.storage import append_json_lines, new_file, storage_errors
 
 _COUNTED_AT_LEAST = 10_000
 SHOWN = 3
