@@ -70,6 +70,7 @@ SOAK = (
     "tests/distributed/rpc/test_hostile.py::test_a_bombardment",
     "tests/distributed/rpc/test_torch_suites.py",
     "tests/distributed/test_lab.py",
+    "tests/distributed/test_pairs.py",
     "tests/distributed/test_recovery.py::test_random_kills",
     "tests/distributed/test_streams_kills.py",
     "tests/distributed/test_streams_soak.py",

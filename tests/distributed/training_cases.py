@@ -1,11 +1,13 @@
 """What each rank does in the tests of training over ranks."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from pibroch.collectives.world import World
 from pibroch.config import RunConfig
-from pibroch.errors import ConfigError
+from pibroch.errors import ConfigError, PibrochError
 from pibroch.observability.records import FanOut
+from pibroch.roles.group import leave
 from pibroch.train import replanning, sameness
 from pibroch.train.data_source import open_dataset
 from pibroch.train.run import run_training
@@ -44,6 +46,17 @@ def train(channel, config, folder):
         "summary": result.summary,
         "sent": channel.ranks.traffic.sent - sent,
     }
+
+
+def train_or_refuse(channel, config, folder):
+    """As :func:`train`; returns the error that refuses the run, ``None`` when it was trained."""
+    try:
+        train(channel, config, folder)
+    except PibrochError as error:
+        with suppress(RuntimeError):  # where there was nobody to meet
+            leave()
+        return error
+    return None
 
 
 def name_what_differs(channel, configs, folder, code=None):
