@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pibroch.data.dataset import EncodedDataset
 from pibroch.data.encode import MISSING_KEY
@@ -18,6 +19,8 @@ _MOST_UNKNOWN_INTEGERS = 0.01  # a schema that says which integers there are sho
 _MOST_MISSING = 0.99
 _TELLING_SAMPLES = 100
 _BLOCK_SAMPLES = 1 << 16
+_MOST_TIMES = 1 << 16
+_MOST_OUT_OF_ORDER = 0.001  # of pairs; where splits meet, logs are seldom sorted to the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,34 @@ def warnings(dataset: EncodedDataset) -> list[str]:
                 messages.append(
                     f"all labels of the {split} split are {rate:.0f}: check the column `{label}`"
                 )
+    messages += _against_time(dataset)
     return messages if dataset.samples["train"] else []
+
+
+def _against_time(dataset: EncodedDataset) -> Iterator[str]:
+    """Whether a split by the order of records is none by their times."""
+    rule = dataset.provenance.get("split")
+    times = dataset.split("train").event_times
+    if not isinstance(rule, dict) or rule.get("kind") != "time" or times is None:
+        return
+    train = _some(times)
+    for name in SPLITS[1:]:
+        later = _some(dataset.split(name).event_times)  # type: ignore[arg-type]  # one of SPLITS
+        pairs = len(train) * len(later)
+        share = int(np.searchsorted(later, train).sum()) / pairs if pairs else 0.0
+        if share > _MOST_OUT_OF_ORDER:
+            yield (
+                f"`{dataset.schema.time}`: of {share:.1%} of all pairs of a training and a {name}"
+                " sample the later one trains, as records are not in the order of time: sort them,"
+                " give files in that order, or pass --split hash:A/B/C"
+            )
+
+
+def _some(times: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Some of a split's times, sorted: of all parts of it as many."""
+    if times is None:
+        return np.empty(0, np.int64)
+    return np.sort(times[:: max(1, len(times) // _MOST_TIMES)])
 
 
 def _warning(feature: CategoricalFeature, of: Shares) -> str | None:

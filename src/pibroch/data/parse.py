@@ -6,7 +6,7 @@ known: the 64-bit hash of its bytes (vocabulary, hash, raw) or already its row (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -50,6 +50,8 @@ from pibroch.kernels.text import (
 
 _SHOWN_BAD_RECORDS = 5
 _MOST_TIME = 2.0**62
+_DOUBTED_RECORDS = 1024
+_OUR_DAYS = 3e11, 4e12  # from 1979 to 2096, in milliseconds
 _MS_PER_UNIT = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 Fields = tuple[Bytes, Positions, Positions]
 
@@ -153,7 +155,8 @@ class ParsedPiece:
     of :func:`pibroch.data.targets.stored_labels`. ``events`` are those that sequences are made of,
     by the feature's place in the schema; ``codes`` then lack these. Weights are float32 ``[R]``,
     groups codes ``[R]``, event times int64 ``[R]`` in milliseconds since 1970. ``lines`` are where
-    records begin, int64 ``[R]``; ``kept`` are columns that are passed through.
+    records begin, int64 ``[R]``; ``kept`` are columns that are passed through. ``doubts`` say what
+    is probably not meant so.
     """
 
     labels: Array
@@ -167,6 +170,7 @@ class ParsedPiece:
     groups: NDArray[np.uint64] | None = None
     event_times: NDArray[np.int64] | None = None
     kept: tuple[Texts, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     def with_bad(self, records: Sequence[BadRecord]) -> ParsedPiece:
         """With further bad records, which were left out before."""
@@ -243,10 +247,12 @@ class PieceParser:
         first_line: int = 1,
         most_bad: int = _SHOWN_BAD_RECORDS,
         integers: Integers = NO_INTEGERS,
+        doubts: bool = False,
     ) -> ParsedPiece:
         """Parse whole records; messages count lines, or rows, from ``first_line``.
 
-        At most ``most_bad`` bad records are described, by their text.
+        At most ``most_bad`` bad records are described, by their text. With ``doubts`` the first
+        records are looked at for what is probably not meant so.
         """
         buffer = np.frombuffer(text, np.uint8).copy()
         capacity = text.count(b"\n") + 1
@@ -314,7 +320,35 @@ class PieceParser:
             self._groups(cells),
             self._event_times(numbers, len(cells)),
             tuple(_texts(buffer, of_column) for of_column in np.moveaxis(kept_bounds, 1, 0)),
+            tuple(self._doubts(cells, numbers)) if doubts else (),
         )
+
+    def _doubts(self, cells: _Cells, numbers: dict[str, NDArray[np.float64]]) -> Iterator[str]:
+        """What is probably not meant so, a sentence each with what to do about it."""
+        schema = self._schema
+        some = cells.chosen(np.arange(len(cells)) < _DOUBTED_RECORDS)
+        by_unit = {feature.column: "s" for feature in schema.categorical if feature.is_of_time}
+        if schema.time is not None and self._has_labels:
+            by_unit[schema.time] = schema.time_unit
+        for column, unit in by_unit.items():
+            if other := other_unit(numbers[column][:_DOUBTED_RECORDS], unit):
+                do = f'write time_unit = "{other}"' if column == schema.time else "write seconds"
+                yield f"`{column}` is read in {unit}, but seems to be in {other}: {do}"
+        for feature in schema.categorical:
+            is_text = feature.column in self._place and feature.binning is None
+            if not is_text or feature.events is not None or feature.column in self._layout.lists:
+                continue
+            text, starts, ends = self._fields(some, feature.column)
+            there = np.flatnonzero(ends - starts >= 2)
+            is_list = (text[starts[there]] == ord("[")) & (text[ends[there] - 1] == ord("]"))
+            if len(there) and 2 * is_list.sum() >= len(there):
+                value = self._shown_field(some, there[is_list][0], feature.column)
+                yield (
+                    f"`{feature.name}`: `{shown(value)}` is a list written as text, which counts as"
+                    f" {'items' if feature.multi_hot else 'one category'} with its brackets: write"
+                    f" items between `{feature.delimiter}`, or Parquet's lists, and `multi_hot ="
+                    " true`"
+                )
 
     def _empty_nulls(self, cells: _Cells) -> None:
         for column, place in self._place.items() if self._schema.nulls else ():
@@ -488,6 +522,20 @@ def may_be_integers(schema: Schema, column: str) -> bool:
     by_text = by_text or any(feature.events is not None for feature in schema.categorical)
     target = schema.targets.get(column)
     return not (by_text or schema.nulls or (target is not None and target.values))
+
+
+def other_unit(times: NDArray[np.float64], unit: str) -> str | None:
+    """In which other unit since 1970 some times would be of our days, where in this they are not.
+
+    >>> other_unit(np.array([1.7e12]), "s"), other_unit(np.array([1.7e9]), "s")
+    ('ms', None)
+    """
+    times = times[np.isfinite(times)]
+    if not len(times):
+        return None
+    middle = float(np.median(times))
+    fits = [each for each, ms in _MS_PER_UNIT.items() if _OUR_DAYS[0] < middle * ms < _OUR_DAYS[1]]
+    return None if unit in fits or not fits else fits[0]
 
 
 def milliseconds(times: NDArray[np.float64], unit: str) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ class WholePiece:
         num_records: good records in it.
         num_bad: records left out.
         bad: the first of those, with file, line and reason.
+        doubts: what is probably not meant so.
         totals: of the dataset with it, where pieces go there at once.
     """
 
@@ -36,13 +37,14 @@ class WholePiece:
     num_bad: int
     bad: tuple[str, ...]
     totals: Totals | None = None
+    doubts: tuple[str, ...] = ()
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> WholePiece:
         """As it stands in the index."""
         totals = None if line["totals"] is None else Totals(**line["totals"])
-        parts = {"end": Place(**line["end"]), "bad": tuple(line["bad"]), "totals": totals}
-        return cls(**(line | parts))
+        texts = {name: tuple(line[name]) for name in ("bad", "doubts")}
+        return cls(**(line | texts | {"end": Place(**line["end"]), "totals": totals}))
 
 
 class Pieces(ABC):
@@ -69,6 +71,10 @@ class Pieces(ABC):
         """The first records that were left out."""
         return [text for piece in self.pieces for text in piece.bad][:count]
 
+    def doubts(self) -> list[str]:
+        """What is probably not meant so, each sentence once."""
+        return list(dict.fromkeys(text for piece in self.pieces for text in piece.doubts))
+
     def append(self, parsed: ParsedPiece, source: int, place: str, end: Place) -> None:
         """Write a piece and note that it is whole.
 
@@ -79,7 +85,8 @@ class Pieces(ABC):
         """
         totals = self._write(parsed, source)
         bad = tuple(f"{place} {record.line}: {record.reason}" for record in parsed.bad)
-        self._note(WholePiece(source, end, len(parsed.labels), parsed.num_bad, bad, totals))
+        counts = len(parsed.labels), parsed.num_bad
+        self._note(WholePiece(source, end, *counts, bad, totals, parsed.doubts))
 
     @abstractmethod
     def _write(self, parsed: ParsedPiece, source: int) -> Totals | None:

@@ -16,7 +16,7 @@ All happens in ``OUT.partial``; the dataset appears under its name in one step a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from pibroch.data.pieces import Pieces
 from pibroch.data.publish import clear, publish, refuse_existing, work_folder
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place, RawSource
-from pibroch.data.splits import SplitRule
+from pibroch.data.splits import SPLITS, SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.storage import read_json_lines
 from pibroch.data.vocabularies import Vocabularies
@@ -150,6 +150,7 @@ def prepare(
             "labels, which say what was clicked",
             "prepare it without --unlabelled",
         )
+    _refuse_shared_files(sources, options.split)
     refuse_existing(out, options.overwrite)
     work = out.with_name(out.name + ".partial")
     with work_folder(work, _signature(sources, schema, options)):
@@ -166,13 +167,40 @@ def prepare(
         publish(work / "dataset", out)
         clear(work)
     dataset = EncodedDataset.open(out)
-    warnings = tuple(health.warnings(dataset))
+    warnings = (*pieces.doubts(), *_begun_anew(schema, options), *health.warnings(dataset))
     for warning in warnings:
         logger.warning(warning)
     unknown = {} if options.vocabularies is None else health.unknown_ids(dataset)
     return PrepareReport(
         dict(writer.totals.samples), num_rows, pieces.num_bad, bad, warnings, unknown
     )
+
+
+def _refuse_shared_files(sources: Sequence[RawSource], split: SplitRule) -> None:
+    """Raise DataError for a file that both trains and tests."""
+    role_of: dict[Path, int] = {}
+    roles = np.repeat(range(len(SPLITS)), split.files if split.kind == "files" else 0)
+    for source, role in zip(sources, roles.tolist(), strict=False):
+        other = role_of.setdefault(source.path.resolve(), role)
+        if other != role:
+            raise DataError(
+                f"{source.path} both as {SPLITS[other]} and as {SPLITS[role]} data",
+                "files of their own for each split",
+                "name it once",
+            )
+
+
+def _begun_anew(schema: Schema, options: PrepareOptions) -> Iterator[str]:
+    """Say which histories lack what users did before these data, where a model knows it."""
+    has_past = options.split.kind == "files" and options.split.trains
+    if options.vocabularies is None or has_past:
+        return
+    for feature in schema.categorical:
+        if feature.events is not None:
+            yield (
+                f"`{feature.name}`: histories begin anew with these files, without what users did"
+                " before: name the files of the time before as SRC and these as --test"
+            )
 
 
 def _signature(
@@ -194,6 +222,7 @@ def _signature(
     return {
         "version": __version__,
         "sources": files,
+        "read_as": [[type(source).__name__, list(source.columns)] for source in sources],
         "schema": schema.model_dump(mode="json"),
         "split": [
             options.split.kind,
@@ -294,8 +323,11 @@ def _parse(
             schema, source.columns, source.layout, options.has_labels, kept=options.keep
         )
         start = last.end if last is not None and number == last.source else Place()
+        is_begun = start != Place()
         for piece in source.pieces(start, options.piece_bytes):
-            parsed = parser.parse(piece.text, piece.start.line + 1).with_bad(piece.bad)
+            parsed = parser.parse(piece.text, piece.start.line + 1, doubts=not is_begun)
+            parsed = parsed.with_bad(piece.bad)
+            is_begun = True
             spool.append(parsed, number, f"{source.path} {source.layout.unit}", piece.end)
             if parsed.num_bad > _HOPELESS * (parsed.num_bad + len(parsed.labels)):
                 _refuse_bad(spool, options.max_bad_fraction)

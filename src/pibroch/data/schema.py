@@ -164,6 +164,11 @@ class CategoricalFeature(Section):
         return self.binning is None and self.encoding == "vocabulary"
 
     @property
+    def is_of_time(self) -> bool:
+        """Whether its column holds Unix seconds."""
+        return self.binning in ("hour", "weekday")
+
+    @property
     def table(self) -> str:
         """The name of the table that it reads."""
         return self.shares or self.name

@@ -113,7 +113,7 @@ class TextSource:
         self.layout = Layout(separator, quotes)
         self._size = existing(path).stat().st_size
         self._start = Place()
-        self._refuse_other_formats()
+        self._refuse_other_formats(columns)
         if columns is not None:
             self.columns = columns
             return
@@ -174,7 +174,7 @@ class TextSource:
             )
         return data.rfind(b"\n") + 1
 
-    def _refuse_other_formats(self) -> None:
+    def _refuse_other_formats(self, columns: tuple[str, ...] | None) -> None:
         with self.path.open("rb") as file:
             begin = Uncompressed(file, self.path).read(_READ_BYTES)
         for magic, (kind, do) in _OTHER_FORMATS.items():
@@ -182,11 +182,19 @@ class TextSource:
                 raise DataError(
                     f"{self.path}, which is {kind}", "delimited text, plain or by gzip or zstd", do
                 )
-        if b"\0" in begin.partition(b"\n")[0]:
+        first = begin.partition(b"\n")[0]
+        if b"\0" in first:
             raise DataError(
                 f"{self.path}, which has zero bytes in its first line",
                 "delimited text in UTF-8",
                 "check the file's format",
+            )
+        split = self.layout.separator, self.layout.quotes
+        if columns and tuple(split_record(first, *split)) == columns:
+            raise DataError(
+                f"{self.path}, whose first line has the names of the columns",
+                "none where the schema's `columns` names them",
+                "leave `columns` out of the schema, or the line out of the file",
             )
 
     def _lines(self, count: int) -> Iterator[bytes]:

@@ -50,7 +50,7 @@ class DensePart:
     features: tuple[str, ...]
     dim: int
     version: str
-    logit_labels: tuple[str, ...]
+    logit_labels: tuple[str, ...] = ()
 
 
 class _Scores(nn.Module):

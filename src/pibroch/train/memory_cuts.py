@@ -189,7 +189,8 @@ class MemoryCuts:
         self._took = deque[float](maxlen=_LATEST)
         self._link = link_to_server() if given != 0 else None
         self._shards = self._now()
-        self._tag = hashlib.sha256(session.config.model_dump_json().encode()).hexdigest()[:16]
+        about = session.config.model_dump_json() + session.dataset.digest
+        self._tag = hashlib.sha256(about.encode()).hexdigest()[:16]
         self._kept: list[KeptShard] | None = self._open(self._link)
         self._state: _StateMemory | None = None
 

@@ -285,7 +285,8 @@ class Search:
                 continue
             if key == "settings" and isinstance(then, dict):
                 changed = [each for each in {**then, **now} if then.get(each) != now.get(each)]
-                key, then = f"`{changed[0]}` in its settings", then.get(changed[0])
+                then = then.get(changed[0])
+                key = f"`{changed[0]}` in its settings"
             raise ConfigError(
                 f"another {key} than the search in {self.folder} has",
                 str(then)[:300],

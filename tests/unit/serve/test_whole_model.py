@@ -31,7 +31,7 @@ def check_same(model, path, data, batch_sizes=(1, 7, 200)):
     for size in batch_sizes:
         batch = next(iter(Loader(split, size)))
         scores, logits = model(*encoded_tensors(predictor.schema, batch).values())
-        torch.testing.assert_close(scores, predictor(batch), atol=1e-6, rtol=0)
+        torch.testing.assert_close(scores.double(), predictor(batch), atol=1e-6, rtol=0)
         torch.testing.assert_close(logits, predictor.logits(batch), atol=1e-5, rtol=1e-5)
 
 
