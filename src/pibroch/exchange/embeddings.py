@@ -659,7 +659,8 @@ class _Lookup(torch.autograd.Function):
                 "sum the losses and call backward once",
             )
         here = gradients if embeddings._port is None else embeddings._port.to_host(gradients)
-        handle, ctx.handle = ctx.handle, None
+        handle = ctx.handle
+        ctx.handle = None
         embeddings._update(handle, ctx.batch, here)
         if ctx.kept is not None:
             Variable._execution_engine.queue_callback(partial(setattr, ctx, "kept", None))
