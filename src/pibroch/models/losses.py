@@ -6,12 +6,11 @@ Shape legend: B samples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional
 
-from pibroch.config import RunConfig
 from pibroch.config.loss import (
     LOSSES,
     BinaryCrossEntropyConfig,
@@ -21,6 +20,9 @@ from pibroch.config.loss import (
     TaskConfig,
 )
 from pibroch.data.schema import Schema
+
+if TYPE_CHECKING:
+    from pibroch.config import RunConfig
 
 
 class Loss(ABC):

@@ -124,4 +124,4 @@ def test_a_processor_reads_a_dataset_that_came_back(folder, made):
         processor.batch(source, Loader(EncodedDataset.open(made).split("train"), 100).position)
     shutil.copytree(made, folder)
     again = processor.batch(source, Loader(EncodedDataset.open(made).split("train"), 100).position)
-    assert (again[0] == first[0]).all()
+    assert (again["values"] == first["values"]).all()

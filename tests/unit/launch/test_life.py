@@ -43,18 +43,17 @@ def child():
     if what == "saves":  # when it is told to end, what a server has; which takes longer than 0 s
         def save(*_):
             time.sleep(0.3)
-            url = os.environ["PIBROCH_RENDEZVOUS"].removeprefix("tcp://").split(":")
-            with socket.create_connection((url[0], int(url[1])), 1):
+            port = int((folder / "served").read_text())
+            with socket.create_connection(("127.0.0.1", port), 1):
                 (folder / "saved").touch()
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
         (folder / "begun").touch()
         time.sleep(60)
     if what == "serves":
-        host, port = os.environ["PIBROCH_RENDEZVOUS"].removeprefix("tcp://").split(":")
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-        with socket.create_server((host, int(port))):
-            (folder / "served").touch()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            (folder / "served").write_text(str(listener.getsockname()[1]))
             time.sleep(60)
     if what == "fails":
         sys.exit(3)

@@ -238,7 +238,10 @@ def test_a_folder_that_holds_no_run_is_not_gone_on_with(tmp_path):
     with pytest.raises(ConfigError, match=r"neither config\.toml nor") as refused:
         train_command._begin(None, [], tmp_path, resume=True)
     assert "--resume" not in refused.value.do
-    assert train_command._begin(None, [], tmp_path / "new", resume=True)[1] == tmp_path / "new"
+    with pytest.raises(ConfigError, match="in which no run was begun"):
+        train_command._begin(None, [], tmp_path / "new", resume=True)
+    begun = train_command._begin("synthetic_small", [], tmp_path / "new", resume=True)
+    assert begun[1] == tmp_path / "new"
 
 
 def test_a_damaged_file_of_versions_is_no_crash(data, run, caplog):
