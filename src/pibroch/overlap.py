@@ -35,3 +35,19 @@ def refuse_overlap(out: Path, inputs: Iterable[Path | str | None], option: str =
             "a place of its own",
             f"choose another {option}",
         )
+
+
+def refuse_inside(out: Path, folder: Path | str | None, option: str) -> None:
+    """Raise ConfigError where an output lies in a folder all of whose files are read.
+
+    Args:
+        out: a folder that is to be written.
+        folder: that is read; ``None`` for none.
+        option: that names the output.
+    """
+    if folder is not None and out.resolve().is_relative_to(Path(folder).resolve()):
+        raise ConfigError(
+            f"{option} {out}, which lies in {folder}, whose files and sub-folders are read",
+            "a place outside it",
+            f"choose another {option}",
+        )

@@ -24,6 +24,7 @@ from pibroch.data.streams.directory import Directory, FileFormat
 from pibroch.data.streams.journal import Journal
 from pibroch.data.streams.kafka import Kafka
 from pibroch.data.streams.kafka_consumer import SharedConsumer
+from pibroch.overlap import refuse_inside
 from pibroch.state.files import saved_steps
 from pibroch.train.data_source import stream_schema
 from pibroch.train.run_directory import RunDirectory
@@ -48,8 +49,11 @@ def open_stream(session: Session, run: RunDirectory) -> Stream | None:
     ranks = channel.ranks
     schema = stream_schema(session.dataset.schema, config)
     opened: list[tuple[Source, Journal | None]] = []
+    bad = Path(config.bad_records) if config.bad_records is not None else run.stream_path / "bad"
 
     def open_here() -> None:
+        refuse_inside(run.path, config.path, "--run-dir")
+        refuse_inside(bad, config.path, "data.stream.bad_records")
         journal = None
         if ranks.rank == 0:
             journal = Journal(run.stream_path / "journal", lambda: _oldest_needed(run))
@@ -57,7 +61,6 @@ def open_stream(session: Session, run: RunDirectory) -> Stream | None:
 
     together(channel, open_here)
     source, journal = opened[0]
-    bad = Path(config.bad_records) if config.bad_records is not None else run.stream_path / "bad"
     settings = session.config.train
     return Stream(
         source,

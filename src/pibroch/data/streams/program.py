@@ -15,6 +15,7 @@ from pibroch.data.streams.directory import Directory, FileFormat
 from pibroch.data.streams.journal import Journal
 from pibroch.data.streams.records import MakeRecords, RecordsOfProgram
 from pibroch.data.vocabularies import Vocabularies
+from pibroch.overlap import refuse_inside
 
 
 def stream(
@@ -56,12 +57,14 @@ def stream(
         gather: runs a function on all ranks and gives all answers; for several ranks.
 
     Raises:
-        ConfigError: for a schema that cannot be read.
+        ConfigError: for a schema that cannot be read, or a ``folder`` in the directory of events.
         DataError: for a source that is not there; when iterating, for what cannot be read.
     """
     if not isinstance(schema, Schema):
         schema = Schema.load(Path(schema))
     if isinstance(source, str | Path):
+        if folder is not None:
+            refuse_inside(Path(folder), source, "folder")
         source = Directory(Path(source), FileFormat(schema), 8)
     elif callable(source):
         source = RecordsOfProgram(source, schema)

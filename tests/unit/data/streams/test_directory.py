@@ -11,8 +11,18 @@ import pytest
 from pibroch.data.streams import directory, listing
 from pibroch.data.streams.aside import SetAside
 from pibroch.data.streams.journal import Journal
-from pibroch.errors import DataError
-from stream_files import all_numbers, csv_text, events, file_bytes, json_text, numbers, stream
+from pibroch.data.streams.program import stream as stream_of_program
+from pibroch.errors import ConfigError, DataError
+from stream_files import (
+    all_numbers,
+    csv_text,
+    events,
+    file_bytes,
+    json_text,
+    numbers,
+    schema,
+    stream,
+)
 from stream_files import directory as directory_of
 
 
@@ -251,11 +261,13 @@ def test_half_of_a_header_is_waited_for_and_then_named(tmp_path):
 def test_half_of_a_line_is_no_number(tmp_path):
     """Cut in the middle of a number, a line would be another one."""
     text = csv_text(events(0, 11))
-    (tmp_path / "a.csv").write_bytes(text[:-1])
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes(text[:-1])
     aside = tmp_path / "bad" / "bad.jsonl"
-    assert all_numbers(stream(tmp_path)) == list(range(10))
-    (tmp_path / "b.csv").write_bytes(csv_text(events(20, 25)))
-    found = all_numbers(stream(tmp_path, aside=SetAside(aside), most_bad_share=0.01))
+    assert all_numbers(stream(folder)) == list(range(10))
+    (folder / "b.csv").write_bytes(csv_text(events(20, 25)))
+    found = all_numbers(stream(folder, aside=SetAside(aside), most_bad_share=0.01))
     assert found == [*range(10), *range(20, 25)]
     assert reasons(aside) == ["a line without its end in a file that others follow"]
 
@@ -349,3 +361,9 @@ def test_clocks_that_jump_change_nothing(tmp_path, monkeypatch):
     os.utime(tmp_path / "a.csv", (0, 0))
     (batch, _) = stream(tmp_path)
     assert numbers(batch) == list(range(8))
+
+
+def test_what_a_stream_writes_must_not_lie_where_it_reads(tmp_path):
+    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 8)))
+    with pytest.raises(ConfigError, match="whose files and sub-folders are read"):
+        stream_of_program(tmp_path, schema(), batch_size=4, folder=tmp_path / "kept")
