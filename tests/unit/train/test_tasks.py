@@ -25,7 +25,7 @@ SMALL = (
     "model.batch_norm=false",
     "model.dropout=0.0",
     "train.log_every=5",
-    "train.evaluate_batch_size=64",
+    "train.evaluate_batch_size=90",
 )
 TASKS = ("model.name=mmoe", "tasks={seconds={loss='mse', weight=0.5}}")
 ONE_NUMBER = SCHEMA.replace('labels = ["click", "seconds"]', 'label = "seconds"').replace(
