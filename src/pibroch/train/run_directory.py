@@ -169,12 +169,13 @@ class RunDirectory:
     def truncate_metrics(self, last_step: int) -> float:
         """Forget metrics after ``last_step``, which a resumed run will write again.
 
-        Records are in the order of steps, so only those at the end are read.
+        Their folder is there afterwards. Records are in the order of steps, so only those at the end are read.
 
         Returns the seconds trained until then.
         """
         seconds = None
         try:
+            self.metrics_path.parent.mkdir(parents=True, exist_ok=True)
             with self.metrics_path.open("r+b") as file:
                 end = 0
                 for begin, line in lines_from_end(file):

@@ -23,8 +23,10 @@ def written(run, records, end=""):
 
 
 def test_a_resumed_run_forgets_the_metrics_that_it_writes_again(tmp_path):
-    run = RunDirectory(tmp_path)
+    run = RunDirectory(tmp_path / "new", rank=1)
     assert run.truncate_metrics(5) == 0, "there are none yet"
+    assert run.metrics_path.parent.is_dir()
+    run = RunDirectory(tmp_path)
     kept = [{"step": step, "seconds": step / 2} for step in range(1, 6)]
     kept += [{"step": 5, "kind": "window"}]
     test = [{"step": 5, "split": "test"}, {"step": 6, "seconds": 3.0}]
