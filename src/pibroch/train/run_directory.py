@@ -169,7 +169,8 @@ class RunDirectory:
     def truncate_metrics(self, last_step: int) -> float:
         """Forget metrics after ``last_step``, which a resumed run will write again.
 
-        Their folder is there afterwards. Records are in the order of steps, so only those at the end are read.
+        Their folder is there afterwards. Records are in the order of steps, so only those at the
+        end are read.
 
         Returns the seconds trained until then.
         """
