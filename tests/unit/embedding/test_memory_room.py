@@ -6,6 +6,9 @@ import sys
 import pytest
 
 import pibroch as pb
+from pibroch.data.prepare import PrepareOptions, prepare
+from pibroch.data.schema import Schema
+from pibroch.data.sources import TextSource
 from pibroch.embedding import MemoryShard, Piece
 from pibroch.errors import ConfigError
 from pibroch.servers.spec import ShardSpec
@@ -81,16 +84,16 @@ def limit_memory():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a process as Linux does")
 def test_the_command_line_says_that_memory_is_short(tmp_path):
-    """What asks for much elsewhere: here the counts of a hashed feature's rows, 16 GB."""
+    """What asks for much elsewhere: here a profile of a hashed feature's rows, 34 GB."""
     clicks = tmp_path / "clicks.csv"
-    schema = tmp_path / "schema.toml"
     clicks.write_text("y,a\n" + "1,x\n0,y\n" * 20)
-    schema.write_text(
+    schema = Schema.from_toml(
         'label = "y"\n[categorical.a]\nencoding = "hash"\nnum_buckets = 2_147_483_000\n'
     )
-    paths = "csv", str(clicks), "--schema", str(schema), "--out", str(tmp_path / "out")
+    prepare([TextSource(clicks, ",", True)], schema, tmp_path / "data", PrepareOptions())
+    paths = "--data", str(tmp_path / "data"), "--out", str(tmp_path / "plan")
     done = subprocess.run(
-        [sys.executable, "-m", "pibroch", "data", "prepare", *paths],
+        [sys.executable, "-m", "pibroch", "plan", "--shards", "2", *paths],
         capture_output=True,
         text=True,
         timeout=120,

@@ -80,14 +80,14 @@ class Run:
         source = Kafka(self._brokers, TOPIC, schema())
         options = StreamOptions(8, idle_seconds=None, wait_seconds=0.05, most_bad_share=1.0)
         journal = Journal(self._folder / "journal")
-        aside = SetAside(self.path_of_bad)
+        aside = SetAside(self._folder / "bad.jsonl")
         self.stream = Stream(source, decoder(), options, journal=journal, aside=aside)
         if self._saved[1] is not None:
             self.stream.load_state_dict(json.loads(self._saved[1]))
 
-    @property
-    def path_of_bad(self):
-        return self._folder / "bad.jsonl"
+    def bad_records(self):
+        (path,) = self._folder.glob("bad-*.jsonl")  # with the run's name
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
     def read(self, num_events, most_steps=1 << 30):
         """Train until so many events are trained, or so many steps are."""
@@ -179,5 +179,5 @@ def test_each_event_is_trained_once_whatever_strikes(tmp_path):
     print(f"{dict(struck)}, seed {SEED}")
     trained = sorted(number for step in run.trained for number in step)
     assert trained == list(range(topic.num_good + 1)), SEED
-    lines = map(json.loads, run.path_of_bad.read_text().splitlines())
+    lines = run.bad_records()
     assert Counter((line["file"], line["line"]) for line in lines) == topic.bad, SEED
