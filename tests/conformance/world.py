@@ -180,14 +180,14 @@ def _serve(pipe, rank, size, port, stacks):
         except Exception:
             result = None
             trace = traceback.format_exc()
-        _finish_messages(channel.ranks)
+        finish_messages(channel.ranks)
         answer = result, trace, len(os.listdir("/proc/self/task"))
         pipe.send_bytes(
             pickle.dumps(answer)
         )  # send() would share each tensor's memory: a descriptor stays open for it
 
 
-def _finish_messages(ranks):
+def finish_messages(ranks):
     """Let what was begun end: the next function uses the same channel at once."""
     communication = ranks._process.communication
     if communication is not None:

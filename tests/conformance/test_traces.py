@@ -1,0 +1,31 @@
+"""Order and bytes of every exchange's messages are those of ``tests/golden/traces.json``.
+
+A difference that is wanted is a commit of its own, with its reason and a file made anew; what
+differs is found by comparing what ``traces.py --show CASE`` prints before and after.
+"""
+
+import json
+
+import pytest
+import traces
+
+KEPT = json.loads(traces.FILE.read_text())
+HAS_ITS_BITS = KEPT["processor"] == traces.processor()
+SIZED_BY_BITS = "compressed"
+
+
+def test_each_case_is_kept():
+    assert KEPT["cases"].keys() == traces.CASES.keys()
+
+
+@pytest.mark.parametrize("case", traces.CASES)
+def test_order_and_bytes(worlds, server_team, oracle_team, case):
+    if not HAS_ITS_BITS and SIZED_BY_BITS in case:
+        pytest.skip("its messages have other sizes on other processors")
+    ranks = traces.sums_of(traces.record(case, worlds, server_team.rendezvous))
+    for rank, (now, kept) in enumerate(zip(ranks, KEPT["cases"][case], strict=True)):
+        assert now.keys() == kept.keys(), rank
+        for thread, (count, order, bits) in kept.items():
+            assert now[thread][:2] == [count, order], f"rank {rank}, {thread}: the order of events"
+            if HAS_ITS_BITS:
+                assert now[thread][2] == bits, f"rank {rank}, {thread}: bytes of messages"

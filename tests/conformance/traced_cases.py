@@ -1,0 +1,79 @@
+"""Long runs whose every event is recorded, see :mod:`recorder`; one run on a rank."""
+
+import numpy as np
+import torch
+
+import pibroch as pb
+from cases import SHAPES, loss_of, optimizers, part_of, ragged_batch
+
+STEPS = 200
+
+
+def size_of(step):
+    """Of a global batch: ragged, now and then empty or too small for all ranks."""
+    return (0, 1, 2)[step % 3] if step % 13 == 7 else 3 + 5 * step % 11
+
+
+def train(
+    channel,
+    exchange,
+    name="adagrad",
+    shape="odd_dims",
+    steps=STEPS,
+    evaluates=False,
+    drops=False,
+    breaks=False,
+    looks=False,
+    twice=False,
+    **options,
+):
+    """Train on drawn batches.
+
+    Args:
+        channel: of the rank.
+        exchange: its name.
+        name: of the optimizer.
+        shape: of the tables.
+        steps: how many.
+        evaluates: look up other batches now and then, without feed and with one.
+        drops: some steps update nothing, as their rows are frozen before the backward pass.
+        breaks: a feed is left now and then, with batches read ahead.
+        looks: rows are looked at, and written from outside, now and then.
+        twice: some steps look up a second batch that no feed gave.
+        **options: of the exchange.
+    """
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
+    tables = SHAPES[shape]
+    embeddings = pb.Embeddings(
+        tables, optimizers(name, shape), exchange=exchange, seed=3, channel=channel, **options
+    )
+    bounds = [[size_of(step) * r // world for r in range(world + 1)] for step in range(steps)]
+
+    def part(step):
+        batch = ragged_batch(tables, size_of(step), step, weighted=step % 5 == 2)
+        return part_of(batch, bounds[step][rank], bounds[step][rank + 1])
+
+    done = 0
+    while done < steps:
+        for batch in embeddings.feed(part(step) for step in range(done, steps)):
+            if evaluates and done % 17 == 4:
+                with torch.no_grad():
+                    embeddings(part(0))
+                    for other in embeddings.feed(map(part, (1, 2))):
+                        embeddings(other)
+            loss = loss_of(embeddings(batch), size_of(done), bounds[done][rank])
+            if twice and done % 19 == 3:
+                loss = loss + loss_of(embeddings(part(5)), size_of(5), bounds[5][rank])
+            if drops and done % 7 == 3:
+                embeddings.requires_grad_(False)
+            loss.backward()
+            embeddings.requires_grad_(True)
+            if looks and done % 23 == 11:
+                for view in embeddings.pieces():
+                    view.weights[:] *= np.float32(1.5)
+                embeddings.exchange.forget()
+            done += 1
+            if breaks and done % 41 == 40:
+                break
+    embeddings.exchange.flush()
