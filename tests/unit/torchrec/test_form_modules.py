@@ -67,6 +67,15 @@ def test_equality():
         assert not kjt_is_equal(ids(), one) and not kjt_is_equal(one, ids())
     assert not kjt_is_equal(weighted, ids(weights=torch.zeros(3)))
     part = JaggedTensor(torch.arange(2), lengths=torch.tensor([2]))
+    one, two = (JaggedTensor(torch.ones(n), offsets=torch.tensor([0, 1])) for n in (1, 2))
+    assert not jt_is_equal(one, two)
+    samples = [
+        KeyedJaggedTensor(
+            ["a", "b"], torch.arange(3), None, torch.tensor([1, 0, 2]), None, None, by_rank
+        )
+        for by_rank in ([[1], [2]], [[2], [1]])
+    ]
+    assert not kjt_is_equal(*samples)
     assert not jt_is_equal(part, None) and not jt_is_equal(part, ids()["b"])
     with pytest.raises(DataError, match="lengths of 4 values"):
         kjt_is_equal(ids(lengths=(1, 1, 1, 1)), ids(lengths=(1, 1, 1, 1)))

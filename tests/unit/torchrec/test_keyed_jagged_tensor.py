@@ -157,7 +157,7 @@ def test_sums_of_lengths_are_taken_once():
     assert whole.length_per_key_or_none() is None and whole.offset_per_key_or_none() is None
     assert whole.sync() is whole
     assert (whole.length_per_key_or_none(), whole.offset_per_key_or_none()) == ([3, 2], [0, 3, 5])
-    assert whole.to("meta").length_per_key() == [3, 2]
+    assert whole.permute([1, 0]).sync().to("meta").length_per_key() == [2, 3]
     assert whole.unsync().length_per_key_or_none() is None
     told = KeyedJaggedTensor(
         KEYS, torch.arange(5), None, LENGTHS, length_per_key=[1, 4], offset_per_key=[0, 1, 5]
@@ -248,7 +248,9 @@ def test_samples_by_rank_are_kept():
     assert whole.stride_per_key_per_rank() == by_rank and whole.stride() == 4
     turned = whole.permute([1, 0])
     assert turned.stride_per_key_per_rank() == by_rank[::-1] and turned.stride_per_key() == [4, 2]
-    assert (whole.split([1, 1])[0].stride(), whole.permute([]).stride()) == (4, 4)
+    none = whole.permute([])
+    assert (whole.split([1, 1])[0].stride(), none.stride()) == (4, 4)
+    assert none.variable_stride_per_key() and not ids().permute([]).variable_stride_per_key()
     assert whole["a"].lengths().tolist() == [2, 0] and whole.index_per_key() == {"a": 0, "b": 1}
     assert ids().stride_per_key_per_rank() == [] and ids().inverse_indices_or_none() is None
 
