@@ -20,7 +20,7 @@ def jt_is_equal(one: object, other: object) -> bool:
             mine is not None
             and theirs is not None
             and mine.shape == theirs.shape
-            and torch.allclose(mine, theirs)
+            and torch.allclose(mine.double(), theirs.double())
         )
         for mine, theirs in pairs
     )

@@ -79,7 +79,9 @@ class KeyedJaggedTensor(JaggedTensor):
             raise TypeError(f"{type(self).__name__} has no argument {min(unknown)!r}")
         if inverse_indices is not None:
             raise DataError(
-                f"inverse indices of a {type(self).__name__}", "samples that repeat, written out"
+                f"inverse indices of a {type(self).__name__}",
+                "the ids of each sample",
+                "give samples that repeat their ids again, and leave inverse_indices out",
             )
         if not keys and lengths is None and offsets is None:
             lengths = torch.empty(0, dtype=torch.int32, device=values.device)

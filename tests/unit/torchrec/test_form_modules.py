@@ -44,7 +44,9 @@ def test_regrouping_as_a_module():
 
 def test_equality():
     other = KeyedJaggedTensor(
-        ["a", "b"], torch.tensor([5, 6, 7]), offsets=torch.tensor([0, 1, 1, 2, 3])
+        ["a", "b"],
+        torch.tensor([5, 6, 7]),
+        offsets=torch.tensor([0, 1, 1, 2, 3], dtype=torch.int32),
     )
     assert kjt_is_equal(ids(), other) and jt_is_equal(ids()["a"], other["a"])
     weighted = ids(weights=torch.ones(3))
