@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pibroch.collectives import ownership
 from pibroch.collectives.gradients import GradientReducer
 from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.collectives.rounding import warn_of_other_rounding
 from pibroch.collectives.samples import samples_of
 from pibroch.errors import ConfigError
 from pibroch.models.batch_norm import BatchNorm
@@ -63,6 +64,9 @@ def data_parallel(
     *Layers that are trained later*, because they were frozen now or are added later: call this
     again, on all ranks, or the next call of the model is refused. Freezing some later is fine.
 
+    *Processors of several kinds* round an optimizer's step differently: parameters then drift apart
+    by their last bits, which the first rank logs once (:mod:`pibroch.collectives.rounding`).
+
     *Copies*, by `copy.deepcopy` or pickle, keep their gradients to themselves. Batch norms of deep
     copies still take moments over all ranks. A model that is dropped gives its connections back.
 
@@ -101,6 +105,7 @@ def data_parallel(
             _SUMMED[parameter] = []  # a part of one rank: nothing to sum
         return model
     channel = ranks.open_channel()
+    warn_of_other_rounding(channel)
     parts = ownership.own_parts(model)
     ownership.note_parts(model, _check_same(channel, model, parts))
     _broadcast(channel, [tensor for _, tensor in _tensors(model, parts)])

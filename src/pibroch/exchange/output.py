@@ -57,7 +57,7 @@ class JaggedEmbeddings:
         rows = sample * length + place
         if bool((lengths > length).any()):
             kept = torch.nonzero((place >= 0) & (place < length)).squeeze(1)
-            values = values.index_select(0, kept)
+            values = values.index_select(0, kept.to(values.device))
             rows = rows[kept]
         out = torch.zeros(size * length, dim, dtype=values.dtype, device=values.device)
         return out.index_copy(0, rows.to(values.device), values).view(size, length, dim)

@@ -51,7 +51,16 @@ _WIRE = "embedding.exchange.wire"
 _WITH_EFFECT = ("model.dropout", "model.embedding_dropout", _WIRE)
 """Exceptions of the above. What is named nowhere has an effect, too, such as learning rates."""
 _LENGTH = ("train.epochs", "train.steps")
-_DECIDES_NUMBERS = ("pibroch", "python", "torch", "numba", "numpy", "threads", "ranks")
+_DECIDES_NUMBERS = (
+    "pibroch",
+    "python",
+    "torch",
+    "numba",
+    "numpy",
+    "processor",
+    "threads",
+    "ranks",
+)
 
 
 def check_settings(manifest: Manifest, config: RunConfig) -> None:
@@ -89,7 +98,7 @@ def warn_of_settings(manifest: Manifest, config: RunConfig) -> None:
 
 
 def warn_of_surroundings(before: Mapping[str, object], here: Mapping[str, object]) -> None:
-    """Log which versions, threads or ranks are not those that a run began with.
+    """Log which versions, processor, threads or ranks are not those that a run began with.
 
     Its numbers are then rounded otherwise.
 

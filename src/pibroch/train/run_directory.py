@@ -49,9 +49,12 @@ def surroundings(**more: int) -> dict[str, object]:
 
     Versions and the machine, and ``more``.
     """
+    from pibroch.collectives.rounding import processor  # loads torch, which readers of runs spare
+
     versions = {"pibroch": version("pibroch"), "python": platform.python_version()}
     versions |= {name: version(name) for name in _LIBRARIES}
-    return {**versions, "platform": platform.platform(), "cpus": os.cpu_count(), **more}
+    machine = {"platform": platform.platform(), "processor": processor(), "cpus": os.cpu_count()}
+    return {**versions, **machine, **more}
 
 
 class RunDirectory:

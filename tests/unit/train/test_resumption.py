@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pibroch.cli import train as train_command
+from pibroch.collectives.rounding import processor
 from pibroch.data import EncodedDataset
 from pibroch.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from pibroch.serve.predictor import Predictor
@@ -124,13 +125,16 @@ def test_another_length_is_said_where_the_schedule_spans_the_run(data, tmp_path,
     assert "`train.steps = 5` in place of `train.steps = 4`" in caplog.text
 
 
-def test_other_versions_threads_and_ranks_are_said(data, run, caplog):
+def test_other_versions_processors_threads_and_ranks_are_said(data, run, caplog):
     began = run.read_json("versions.json")
+    assert began["processor"] == processor()
     assert (began["threads"], began["ranks"], began["torch"]) == (1, 1, torch.__version__)
-    run.write_json("versions.json", began | {"torch": "2.0.0", "pibroch": "0.0.1"})
+    other = {"torch": "2.0.0", "pibroch": "0.0.1", "processor": "m68k, torch DEFAULT"}
+    run.write_json("versions.json", began | other)
     with caplog.at_level(logging.WARNING, "pibroch"):
         train_here(longer(data, "train.threads=2"), run.path)
-    assert "began with pibroch 0.0.1, torch 2.0.0, 1 thread and goes on with pibroch" in caplog.text
+    before = "pibroch 0.0.1, torch 2.0.0, processor m68k, torch DEFAULT, 1 thread"
+    assert f"began with {before} and goes on with pibroch" in caplog.text
     assert run.read_json("versions.json")["torch"] == "2.0.0", "what it began with stays"
 
 
