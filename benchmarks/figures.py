@@ -12,10 +12,10 @@ says where it comes from::
     -->
 
 ``from`` names a folder of ``benchmarks/results`` and what holds for the lines below it. The words
-of a line: ``column=value`` selects rows (``a|b`` either; with spaces ``"column=a value"``), a bare
-word is the column to read, ``*100`` scales, and ``/`` divides by the same cells with the words
-behind it in place of those before. One row must be selected, or one of ``min``, ``max``, ``mean``,
-``median``, ``sum`` and ``num_rows`` takes all that are.
+of a line: ``column=value`` selects rows (``a|b`` either; with spaces ``"column=a value"``; numbers
+also by ``>=`` and ``<=``), a bare word is the column to read, ``*100`` scales, and ``/`` divides by
+the same cells with the words behind it in place of those before. One row must be selected, or one
+of ``min``, ``max``, ``mean``, ``median``, ``sum`` and ``num_rows`` takes all that are.
 
 A figure keeps its form: decimals, leading zero, commas, plus.
 
@@ -65,7 +65,8 @@ class Cells:
     Attributes:
         folder: of ``benchmarks/results``.
         column: to read.
-        selected: column to value, or values with ``|`` between them.
+        selected: column to value, or values with ``|`` between them; a column that ends with ``>``
+            or ``<`` to the least or largest value.
         aggregate: a name of :data:`AGGREGATES`; there must be one row where it is empty.
         scale: what the value is multiplied by.
     """
@@ -98,7 +99,8 @@ class Cells:
             ConfigError: for a file, column or row that is not there, and for several rows.
         """
         rows = measurements(self.folder)
-        for column in (*self.selected, *([self.column] if self.aggregate != "num_rows" else [])):
+        columns = [column.rstrip("<>") for column in self.selected]
+        for column in (*columns, *([self.column] if self.aggregate != "num_rows" else [])):
             if column not in rows[0]:
                 raise ConfigError(
                     f"column {column!r} of {self.folder}", f"one of {', '.join(rows[0])}"
@@ -115,19 +117,25 @@ class Cells:
         return self.scale * AGGREGATES[self.aggregate or "max"](values)
 
     def _selects(self, row: Row) -> bool:
-        return all(
-            any(_is_equal(row[column], wanted) for wanted in value.split("|"))
-            for column, value in self.selected.items()
-        )
+        return all(_has(row, column, value) for column, value in self.selected.items())
 
 
-def _is_equal(cell: object, wanted: str) -> bool:
-    if isinstance(cell, int | float):
-        try:
-            return cell == float(wanted)
-        except ValueError:
-            return False
-    return (cell or "") == wanted
+def _has(row: Row, column: str, wanted: str) -> bool:
+    cell = row[column.rstrip("<>")]
+    if not isinstance(cell, int | float):
+        return (cell or "") in wanted.split("|")
+    if column.endswith(">"):
+        return cell >= float(wanted)
+    if column.endswith("<"):
+        return cell <= float(wanted)
+    return any(_is_number(each, cell) for each in wanted.split("|"))
+
+
+def _is_number(text: str, number: float) -> bool:
+    try:
+        return float(text) == number
+    except ValueError:
+        return False
 
 
 @cache

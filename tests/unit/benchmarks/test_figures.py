@@ -93,6 +93,8 @@ def test_a_figure_keeps_its_form(text, value, written):
         ("x dim=16 sum *10", 1870),
         ("x dim=64|16 median", 98.4),
         ("x num_rows rate=1gbit", 3),
+        ("x num_rows dim>=17", 1),
+        ("x max peak_mb<=7", 88.6),
         ('x peak_mb "contender=the others"', 7),
         ("x peak_mb max", 8),
         ("x dim=64 / dim=16 contender=ours", 1000.2 / 98.4),
