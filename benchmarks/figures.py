@@ -11,11 +11,15 @@ says where it comes from::
     gain contender=lookahead / contender=alltoall
     -->
 
-``from`` names a folder of ``benchmarks/results`` and what holds for the lines below it. The words
-of a line: ``column=value`` selects rows (``a|b`` either; with spaces ``"column=a value"``; numbers
-also by ``>=`` and ``<=``), a bare word is the column to read, ``*100`` scales, and ``/`` divides by
-the same cells with the words behind it in place of those before. One row must be selected, or one
-of ``min``, ``max``, ``mean``, ``median``, ``sum`` and ``num_rows`` takes all that are.
+``from`` names a folder of ``benchmarks/results`` and what holds for the lines below it. A line's
+words:
+
+- ``column=value`` selects rows, and so do ``column=a|b``, ``column>=1``, ``"column=two words"``
+- ``min``, ``max``, ``mean``, ``median``, ``sum``, ``num_rows``: of all rows that are selected; else
+  it must be one
+- ``/`` divides by the same cells with the words behind it in place of those before
+- ``*100`` scales, ``abs`` leaves signs out
+- any other word is the column to read
 
 A figure keeps its form: decimals, leading zero, commas, plus.
 
@@ -69,6 +73,7 @@ class Cells:
             or ``<`` to the least or largest value.
         aggregate: a name of :data:`AGGREGATES`; there must be one row where it is empty.
         scale: what the value is multiplied by.
+        is_absolute: values count without their sign.
     """
 
     folder: str
@@ -76,6 +81,7 @@ class Cells:
     selected: dict[str, str] = field(default_factory=dict)
     aggregate: str = ""
     scale: float = 1.0
+    is_absolute: bool = False
 
     def narrowed(self, words: Sequence[str]) -> Cells:
         """The same cells but for what the words say."""
@@ -86,6 +92,8 @@ class Cells:
                 cells = replace(cells, selected={**cells.selected, column: value})
             elif word in AGGREGATES:
                 cells = replace(cells, aggregate=word)
+            elif word == "abs":
+                cells = replace(cells, is_absolute=True)
             elif word.startswith("*"):
                 cells = replace(cells, scale=float(word[1:]))
             else:
@@ -114,6 +122,8 @@ class Cells:
                 f"{len(values)} values of {self.column} of {self.folder} where {self.selected}",
                 "one, or several and an aggregate",
             )
+        if self.is_absolute:
+            values = [abs(value) for value in values]
         return self.scale * AGGREGATES[self.aggregate or "max"](values)
 
     def _selects(self, row: Row) -> bool:

@@ -16,10 +16,10 @@ gain "contender=the others" / contender=ours
 most max dim=16|64
 -->
 """
-MEASUREMENTS = """contender,dim,rate,p50_ms,peak_mb
-ours,16,1gbit,98.4,
-the others,16,1gbit,88.6,7
-ours,64,1gbit,1000.2,8
+MEASUREMENTS = """contender,dim,rate,p50_ms,peak_mb,delta
+ours,16,1gbit,98.4,,1
+the others,16,1gbit,88.6,7,1
+ours,64,1gbit,1000.2,8,-2
 """
 
 
@@ -93,6 +93,7 @@ def test_a_figure_keeps_its_form(text, value, written):
         ("x dim=16 sum *10", 1870),
         ("x dim=64|16 median", 98.4),
         ("x num_rows rate=1gbit", 3),
+        ("x abs dim=64 delta", 2),
         ("x num_rows dim>=17", 1),
         ("x max peak_mb<=7", 88.6),
         ('x peak_mb "contender=the others"', 7),
