@@ -3,6 +3,7 @@
 import pytest
 from benchmarks import figures
 from benchmarks.figures import filled, pages, tables, written_like
+from benchmarks.provenance import CHECKOUT
 
 from pibroch.errors import ConfigError
 
@@ -35,13 +36,11 @@ def results(tmp_path, monkeypatch):
     figures.measurements.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "path", pages(), ids=lambda path: path.relative_to(figures.CHECKOUT).as_posix()
-)
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(CHECKOUT).as_posix())
 def test_figures_of_a_page_are_those_of_their_files(path):
     _, differences = filled(path.read_text())
     lines = "\n".join(map(str, differences))
-    assert not differences, f"{path.relative_to(figures.CHECKOUT)}: do `{FILL}`\n{lines}"
+    assert not differences, f"{path.relative_to(CHECKOUT)}: do `{FILL}`\n{lines}"
 
 
 def test_tables_of_results_are_what_their_measurements_give():
