@@ -73,6 +73,7 @@ SOAK = (
     "tests/distributed/test_lab.py",
     "tests/distributed/test_pairs.py",
     "tests/distributed/test_recovery.py::test_random_kills",
+    "tests/distributed/test_stream_strokes.py",
     "tests/distributed/test_streams_kills.py",
     "tests/distributed/test_streams_soak.py",
     "tests/unit/data/streams/test_kafka_strokes.py",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pibroch.config.registry import Registry
 from pibroch.config.run import RunConfig
 from pibroch.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).parents[1]
 # In a wheel the recipes lie inside the package, in a checkout at its root.
 _FOLDERS = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
@@ -65,8 +67,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: when a file is missing or is no TOML, or when a key or a value is wrong.
     """
     layers = recipe_layers(name_or_path)
-    raw = reduce(merge, (*(said for _, said in layers), parse_overrides(overrides)))
-    return check_config(raw, layers[-1][0].name)
+    said = [*(each for _, each in layers), parse_overrides(overrides)]
+    merged = list(accumulate(said, merge))
+    config = check_config(merged[-1], layers[-1][0].name)
+    for written, so_far in zip(said, merged, strict=True):
+        _warn_of_settings_of_other_models(written, so_far)
+    return config
 
 
 def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -170,6 +176,29 @@ def _with_default_names(raw: Mapping[str, object], section: type[Section]) -> di
         ):
             result[key] = {**default.model_dump(mode="json", exclude_unset=True), **settings}
     return result
+
+
+def _warn_of_settings_of_other_models(
+    written: Mapping[str, object], so_far: Mapping[str, object]
+) -> None:
+    """Name what one file, or the command line, sets of a model and that model does not have."""
+    section, whole = written.get("model"), so_far.get("model")
+    if not isinstance(section, Mapping) or not isinstance(whole, Mapping):
+        return
+    name = whole.get("name", RunConfig.model_fields["model"].default.name)
+    model = MODELS.built_in.get(name)
+    if model is None:
+        return
+    for key in sorted(section.keys() - model.section.model_fields.keys()):
+        having = [
+            other for other, spec in MODELS.built_in.items() if key in spec.section.model_fields
+        ]
+        logger.warning(
+            "model.%s is a setting of %s; the model %s has none and leaves it out",
+            key,
+            ", ".join(having),
+            name,
+        )
 
 
 def recipe_layers(name_or_path: str) -> list[tuple[Path, dict[str, object]]]:

@@ -138,6 +138,7 @@ class Embeddings(TableStates):
         self._averaged = False
         self._absent: set[str] = set()
         self._warned_of_waiting = False
+        self._warned_of_two = False
         self._begin()
         # Makes autograd call the update; whether, where and in which type embeddings are given
         # follows from it. A parameter, since all that torch does to a model it does to these.
@@ -472,6 +473,16 @@ class Embeddings(TableStates):
             )
             self._absent |= set(new)
 
+    def _note_update_in(self, backward: int | None) -> None:
+        if backward is not None and backward == self._kept.updated_in and not self._warned_of_two:
+            logger.warning(
+                "one backward pass through two lookups: each is a step of the rows' optimizer, and"
+                " rows of both are updated twice; for one update look up one batch with the samples"
+                " of both"
+            )
+            self._warned_of_two = True
+        self._kept.updated_in = backward
+
     def _warn_of_waiting(self) -> None:
         if self.exchange.reads_ahead and not self._warned_of_waiting:
             logger.warning(
@@ -549,7 +560,7 @@ class Embeddings(TableStates):
             of_groups = without_absent_ids(self.groups, as_rows, of_groups)
         if updates:
             self.step += 1
-            self._kept.updated_in = backward_pass()
+            self._note_update_in(backward_pass())
             rates = Rates(self.fused_optimizer.learning_rates, self.step)
             self.exchange.update(handle, of_groups, rates)
         else:

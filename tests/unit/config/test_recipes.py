@@ -34,6 +34,24 @@ def test_a_recipe_extends_another_and_overrides_win(recipe, tmp_path):
     assert config.embedding.optimizer.lr == 0.01 and config.embedding.optimizer.betas == (0.8, 0.9)
 
 
+def test_a_setting_that_only_other_models_have_is_named(recipe, caplog):
+    child = recipe.parent / "child.toml"
+    child.write_text('extends = "base.toml"\n[model]\ncross_layers = 7\ntop = [4]\n')
+    assert load_recipe(str(child)).model.top == (4,)
+    (message,) = caplog.messages
+    assert message.startswith("model.cross_layers is a setting of dcnv2, ")
+    assert message.endswith("; the model dlrm has none and leaves it out")
+    caplog.clear()
+    load_recipe(str(recipe), ["model.cross_layers=7"])
+    assert len(caplog.messages) == 1
+    caplog.clear()
+    assert load_recipe(str(child), ["model.name=dcnv2"]).model.cross_layers == 7
+    assert len(caplog.messages) == 1, "the recipe sets it for a dlrm all the same"
+    caplog.clear()
+    load_recipe(str(recipe), ["model={name='dcnv2', cross_layers=7}"])
+    assert not caplog.messages
+
+
 def test_another_optimizer_does_not_inherit_settings(recipe):
     config = load_recipe(str(recipe), ["embedding.optimizer={name='sgd', lr=1.0}"])
     assert config.embedding.optimizer.model_dump() == {

@@ -329,6 +329,18 @@ def test_accumulation():
     assert not torch.equal(model.rows[1], before[1])
 
 
+def test_two_lookups_before_one_backward_are_two_steps_and_a_warning(caplog):
+    model = Clicks(seed=1)
+    for _ in range(2):
+        model(ones(2), ids(1, 2)).sum().backward()
+    assert not caplog.messages
+    for _ in range(2):
+        (model(ones(2), ids(1, 2)).sum() + model(ones(2), ids(1, 3)).sum()).backward()
+    assert model.table.step == 6
+    (message,) = caplog.messages
+    assert "two lookups" in message and "look up one batch" in message
+
+
 def test_clipping():
     model = Clicks(seed=1)
     twin = Clicks(seed=1)
