@@ -224,7 +224,7 @@ def measured(case: Setting, topology: ClusterTopology, options: PlanOptions) -> 
     started = time.perf_counter()
     _, prediction = make_plan(case.tables, case.profile, topology, options)
     seconds = time.perf_counter() - started
-    return Measured(prediction, seconds, peak_rss_bytes() / 2**20)
+    return Measured(prediction, seconds, peak_rss_bytes() / 2**30)
 
 
 def plan_row(plan: Measured, form: Form, topology: ClusterTopology) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.plots import Plot
 
 Row = dict[str, Any]
+ORIGIN_HEADING = "## Where this comes from\n\n"
 
 
 @dataclass(slots=True)
@@ -62,10 +63,14 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def join(folder: Path, title: str, sections: Sequence[str]) -> Path:
-    """Write ``table.md`` of a topic with sections.
+    """Write ``table.md`` of a topic with sections."""
+    temporary = folder / ".table.md"
+    _write_text(temporary, joined(folder, title, sections))
+    return temporary.replace(folder / "table.md")
 
-    The pages that are in ``folder``, with their plots.
-    """
+
+def joined(folder: Path, title: str, sections: Sequence[str]) -> str:
+    """The page of a topic with sections: the pages that are in ``folder``, with their plots."""
     pages = [f"# {title}"]
     for section in sections:
         page = folder / section / "table.md"
@@ -75,18 +80,52 @@ def join(folder: Path, title: str, sections: Sequence[str]) -> Path:
             pages.append(
                 "\n".join([f"#{heading}", "", f"![{section}]({section}/plot.png)", *lines])
             )
-    temporary = folder / ".table.md"
-    _write_text(temporary, "\n\n".join(pages) + "\n")
-    return temporary.replace(folder / "table.md")
+    return "\n\n".join(pages) + "\n"
+
+
+def rebuilt(folder: Path) -> str:
+    """The page of a section as its ``measurements.csv`` and ``origin.json`` give it.
+
+    Its title, columns and notes are those of the ``table.md`` that is there.
+    """
+    page = (folder / "table.md").read_text("utf-8")
+    body, heading, _ = page.partition(ORIGIN_HEADING)
+    lines = body.splitlines()
+    in_table = [number for number, line in enumerate(lines) if line.startswith("|")]
+    begin, end = in_table[0] + 2, in_table[-1] + 1  # below the names and how they are aligned
+    columns = lines[begin - 2].removeprefix("| ").removesuffix(" |").split(" | ")
+    rows = read_measurements(folder / "measurements.csv")
+    lines[begin:end] = [_line([_cell(column, row[column]) for column in columns]) for row in rows]
+    origin = json.loads((folder / "origin.json").read_text("utf-8"))
+    return "\n".join(lines) + f"\n{heading}{_listed(origin)}\n"
+
+
+def read_measurements(path: Path) -> list[Row]:
+    """The rows of a ``measurements.csv``: numbers where they are numbers, ``None`` where empty."""
+    with path.open(newline="") as file:
+        return [
+            {column: _parsed(text) for column, text in row.items()} for row in csv.DictReader(file)
+        ]
+
+
+def _parsed(text: str) -> int | float | str | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
 
 
 def markdown(report: Report) -> str:
     """The report as a page."""
-    origin = "\n".join(f"- {name}: {_code(name, value)}" for name, value in report.origin.items())
     notes = "\n".join(f"- {note}" for note in report.notes)
-    return (
-        f"# {report.title}\n\n{table(report)}\n\n{notes}\n\n## Where this comes from\n\n{origin}\n"
-    )
+    origin = f"{ORIGIN_HEADING}{_listed(report.origin)}"
+    return f"# {report.title}\n\n{table(report)}\n\n{notes}\n\n{origin}\n"
+
+
+def _listed(origin: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: {_code(name, value)}" for name, value in origin.items())
 
 
 def table(report: Report) -> str:
@@ -108,12 +147,12 @@ def table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _line(cells: list[str]) -> str:
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
 def _cell(column: str, value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "–"  # noqa: RUF001
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

@@ -39,6 +39,7 @@ TIERS = {
     "tests/unit/test_uncompiled_kernels.py": "full",
     # workers, peers and labs
     "tests/unit/benchmarks/": "full",
+    "tests/unit/benchmarks/test_figures.py": "test",
     # seconds of one core each
     "tests/golden/test_curves.py::test_the_planted_truth": "full",
     "tests/unit/cli/test_commands.py::test_doctor_compiles": "full",

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
 import pytest
+from benchmarks.figures import COMMENT
 
 import doc_pages
 from doc_pages import BLOCKS, GUIDES, NOTES, PYTHON, ROOT
@@ -39,6 +40,11 @@ CODE = (
     "[embedding",
     "{",
 )
+PIP_INSTALL = re.compile(
+    r"pip install(?:[ \t]+|\n)((?:'[^']+'|[^\s`'\"&|;#,]+)(?:[ \t]+(?:'[^']+'|[^\s`'\"&|;#,]+))*)"
+)
+"""The words behind it, on a page or in a message."""
+REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?(?:[<>=!~].*)?")
 NO_CODE = {"docs/rpc.md": "from torch.distributed import rpc   "}
 """Of `text` that looks like code, and is a table of it."""
 
@@ -202,6 +208,59 @@ def describe_commands_module():
     return module
 
 
+def test_what_is_installed_is_there():
+    """A clone, extras of an installed pibroch, or what these need: pibroch is on no index."""
+    files = {*GUIDES, *NOTES, *ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")}
+    for folder in ("src", "examples", "recipes"):
+        files |= {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+    problems = []
+    for path in sorted(path for path in files if path.suffix != ".pyc"):
+        page = path.read_text(errors="replace")
+        for words in PIP_INSTALL.findall(page):
+            problems += [
+                f"{path.relative_to(ROOT)}: pip install {words}: {problem}"
+                for problem in problems_of_install(words.replace("\\", ""), page)
+            ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("'.[serve]' grpcio", None),
+        ("/usr/src", None),
+        ("/opt", "no /opt in pyproject.toml"),
+        ("pibroch", "pibroch is on no index; do: pip install . in a clone"),
+        ("'pibroch[servers]'", "no extra servers in pyproject.toml"),
+        ("torchrek", "no torchrek in pyproject.toml"),
+    ],
+)
+def test_what_cannot_be_installed(words, problem):
+    assert problems_of_install(words, "COPY . /usr/src") == ([problem] if problem else [])
+
+
+def problems_of_install(words, page):
+    """What pip would not find, of the words behind `pip install`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]
+    distributions = {re.match(r"[\w.-]+", each)[0] for each in needed}
+    problems = []
+    for word in shlex.split(words):
+        if word in ("-e", "--editable", ".") or f"COPY . {word}\n" in f"{page}\n":
+            continue
+        requirement = REQUIREMENT.fullmatch(word)
+        name, named = requirement.groups() if requirement else (word, None)
+        if name == "pibroch" and not named:
+            problems.append("pibroch is on no index; do: pip install . in a clone")
+        elif name in (".", "pibroch"):
+            unknown = set(named.split(",")) - extras.keys()
+            problems += [f"no extra {extra} in pyproject.toml" for extra in sorted(unknown)]
+        elif name not in distributions:
+            problems.append(f"no {name} in pyproject.toml")
+    return problems
+
+
 def test_every_command_is_described():
     page = describe_commands_module().describe_commands()
     for words in (
@@ -249,7 +308,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 )
 def test_a_design_note_is_short_and_says_what_was_decided(path):
     text = path.read_text()
-    assert len(text.split()) <= 600
+    assert len(words_of(text)) <= 600
     assert text.startswith(f"# {path.stem[:4]}: ")
     assert "\n## Decided\n" in text
 
@@ -277,4 +336,9 @@ def test_files_that_a_page_names_are_there():
 
 
 def test_the_readme_is_read_in_a_few_minutes():
-    assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert len(words_of((ROOT / "README.md").read_text())) <= 900
+
+
+def words_of(text):
+    """What a reader sees: comments, in which figures have their sources, are left out."""
+    return COMMENT.sub("", text).split()

@@ -43,6 +43,18 @@ def test_the_page_names_all_topics_their_sections_and_what_is_committed():
             assert listed == results, name
 
 
+def test_each_result_says_where_it_comes_from():
+    pages_of_topics = {RESULTS / name / "table.md" for name in topics()}
+    unknown = {
+        path.relative_to(RESULTS).as_posix()
+        for path in RESULTS.rglob("*")
+        if path.is_file()
+        and path not in pages_of_topics
+        and not (path.parent / "origin.json").is_file()
+    }
+    assert not unknown, f"no origin.json beside {sorted(unknown)}: write them by `pibroch bench`"
+
+
 def test_each_result_is_of_a_clean_commit_of_this_history():
     if (
         not (CHECKOUT / ".git").exists()

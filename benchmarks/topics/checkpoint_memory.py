@@ -1,20 +1,16 @@
 """How much memory and time checkpoints of a Criteo-Kaggle-shaped model take.
 
-33.8 M rows in 26 tables, dim 16, Adagrad.
-
-``python -m benchmarks.checkpoint_memory [--ranks 2] [--then 1] [--out DIR]`` saves with some ranks,
-row-wise, a full and an incremental checkpoint, and loads with as many or others, table-wise. Needs
-5.5 GB of memory and as much disk. Fails when a process takes more than 1 GiB above its tables.
+33.8 M rows in 26 tables, dim 16, Adagrad. Some ranks save, row-wise, a full and an incremental
+checkpoint; as many or others load it, table-wise. Needs 5.5 GB of memory and as much disk. Fails
+when a process takes more than 1 GiB above its tables.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
-import sys
-import tempfile
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +20,11 @@ import numpy as np
 import torch
 
 import pibroch as pb
+from benchmarks.contender import BenchmarkError
+from benchmarks.plots import PlotSpec
+from benchmarks.provenance import provenance
+from benchmarks.registry import Options, topic
+from benchmarks.results import Report, Row
 from benchmarks.workers.memory import peak_rss_bytes
 from pibroch.collectives.world import World, world_of_environment
 from pibroch.config.recipes import check_config
@@ -44,6 +45,22 @@ DIM = 16
 ALLOWED_BYTES = 1 << 30
 GIB = 1 << 30
 TOUCHED_SHARE = 0.05
+QUICK_SCALE = 0.01
+RANKS = ((1, 1), (2, 2), (2, 1))
+"""How many save, and how many load."""
+TIMEOUT_S = 900
+COLUMNS = [
+    "saved_by", "loaded_by", "phase", "rank", "tables_gib", "above_before_gib", "above_gib",
+    "save_s", "save_incremental_s", "load_s",
+]  # fmt: skip
+PLOT = PlotSpec(
+    "above_gib", ("saved_by", "loaded_by"), "phase", "rank", "GiB beside the tables", decimals=2
+)
+MEANINGS = (
+    "`above_gib`: most resident memory of the process less its tables, `above_before_gib` before"
+    " it saves or loads",
+    f"`save_incremental_s`: with {TOUCHED_SHARE:.0%} of the rows touched; times depend on the disk",
+)
 
 
 def build(dataset: EncodedDataset, world: World, placement: str, scale: float) -> Session:
@@ -139,36 +156,37 @@ def run_phase(phase: str, size: int, arguments: dict[str, Any]) -> list[dict[str
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(900)
+        process.join(TIMEOUT_S)
         if process.exitcode != 0:
-            raise SystemExit(f"{phase} failed: exit code {process.exitcode}")
+            raise BenchmarkError(f"{phase} failed: exit code {process.exitcode}")
     return [
         json.loads((Path(arguments["out"]) / f"{phase}-{rank}.json").read_text())
         for rank in range(size)
     ]
 
 
-def main() -> None:
-    """Measure, print a line a process, and fail above the bound."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument(
-        "--then", type=int, default=None, help="ranks that load; as many when absent"
-    )
-    parser.add_argument("--scale", type=float, default=1.0, help="of the tables' rows")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.out) as out:
-        data = Path(out) / "data"
-        synthesize(SyntheticOptions(num_samples=1000, max_table_rows=10), data)
-        arguments = {"out": out, "data": str(data), "scale": options.scale}
-        results = run_phase("save", options.ranks, arguments)
-        results += run_phase("load", options.then or options.ranks, arguments)
-    for result in results:
-        print(json.dumps(result))
-    if any(result["above_gib"] * GIB > ALLOWED_BYTES for result in results):
-        sys.exit("a process took more than 1 GiB above its tables")
+@topic("checkpoint_memory", "memory and time of checkpoints of 33.8 M rows")
+def run(options: Options) -> Report:
+    """Save and load with some numbers of ranks.
 
-
-if __name__ == "__main__":
-    main()
+    Raises:
+        BenchmarkError: when a process takes more than 1 GiB above its tables.
+    """
+    data = options.scratch / "data"
+    synthesize(SyntheticOptions(num_samples=1000, max_table_rows=10), data)
+    rows: list[Row] = []
+    for num_saving, num_loading in RANKS[:1] if options.quick else RANKS:
+        options.say(f"saved by {num_saving}, loaded by {num_loading}")
+        out = options.scratch / f"{num_saving}-{num_loading}"
+        out.mkdir()
+        scale = QUICK_SCALE if options.quick else 1.0
+        arguments = {"out": str(out), "data": str(data), "scale": scale}
+        figures = run_phase("save", num_saving, arguments)
+        figures += run_phase("load", num_loading, arguments)
+        shutil.rmtree(out)  # each leaves as much on the disk as its tables take
+        rows += [{"saved_by": num_saving, "loaded_by": num_loading, **each} for each in figures]
+    most = max(row["above_gib"] for row in rows)
+    if most * GIB > ALLOWED_BYTES:
+        raise BenchmarkError(f"a process took {most} GiB above its tables, 1 GiB is allowed")
+    title = "Memory and time of checkpoints"
+    return Report("checkpoint_memory", title, rows, COLUMNS, PLOT, list(MEANINGS), provenance())
