@@ -9,8 +9,10 @@ import json
 import pytest
 import traces
 
+from pibroch.kernels.target import compile_target
+
 KEPT = json.loads(traces.FILE.read_text())
-HAS_ITS_BITS = KEPT["processor"] == traces.processor()
+HAS_ITS_BITS = KEPT["target"] == compile_target()
 SIZED_BY_BITS = "compressed"
 
 

@@ -4,8 +4,8 @@
 with those of another version; both with
 ``PYTHONPATH=src:tests:tests/conformance:tests/distributed python tests/conformance/traces.py``.
 
-Sizes are the same on all processors. Bits are not, see note 0009: checksums are compared where the
-file was written on a processor of the same name.
+Sizes are the same on all processors. Bits are not, see note 0009: checksums are compared where
+kernels are compiled for what they were compiled for when the file was written.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import recorder
 
 import pibroch as pb
 from cases import SHAPES
+from pibroch.kernels.target import compile_target
 from row_plans import random_plan
 
 FILE = Path(__file__).parents[1] / "golden" / "traces.json"
@@ -141,12 +142,6 @@ def sums_of(ranks):
     ]
 
 
-def processor():
-    """Name of this machine's."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="make the file anew")
@@ -169,7 +164,9 @@ def main():
                         print(rank, thread, *event)
         if chosen.write:
             cases = {case: sums_of(record(case, worlds, servers.rendezvous)) for case in CASES}
-            FILE.write_text(json.dumps({"processor": processor(), "cases": cases}, indent=1) + "\n")
+            FILE.write_text(
+                json.dumps({"target": compile_target(), "cases": cases}, indent=1) + "\n"
+            )
     finally:
         oracle.close()
         servers.close()

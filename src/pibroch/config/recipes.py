@@ -182,7 +182,8 @@ def _warn_of_settings_of_other_models(
     written: Mapping[str, object], so_far: Mapping[str, object]
 ) -> None:
     """Name what one file, or the command line, sets of a model and that model does not have."""
-    section, whole = written.get("model"), so_far.get("model")
+    section = written.get("model")
+    whole = so_far.get("model")
     if not isinstance(section, Mapping) or not isinstance(whole, Mapping):
         return
     name = whole.get("name", RunConfig.model_fields["model"].default.name)
