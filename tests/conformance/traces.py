@@ -11,6 +11,7 @@ kernels are compiled for what they were compiled for when the file was written.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import recorder
@@ -22,7 +23,7 @@ from row_plans import random_plan
 
 FILE = Path(__file__).parents[1] / "golden" / "traces.json"
 AHEAD = {"exchange": "lookahead", "lookahead": 5}
-HOW = {
+HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "evaluation": {"evaluates": True},
     "dropped steps": {"drops": True},
@@ -30,7 +31,7 @@ HOW = {
     "rows looked at": {"looks": True},
     "a second lookup": {"twice": True},
 }
-EXCHANGES = {
+EXCHANGES: dict[str, dict[str, Any]] = {
     "alltoall": {"exchange": "alltoall"},
     "lookahead": AHEAD,
     "retrieve": {"exchange": "retrieve"},
