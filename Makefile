@@ -54,6 +54,7 @@ soak: export PIBROCH_SOAK_STREAM_KILLS = 60
 soak: export PIBROCH_SOAK_STREAM_S = 1800
 soak: export PIBROCH_SOAK_STREAM_STROKES = 1200
 soak: export PIBROCH_SOAK_TORCH_SUITES_EVERY = 1
+soak: export PIBROCH_SOAK_WHOLE_GRIDS = 1
 soak: $(STAMP) ## hours: what has a short form above at full length, one test at a time; for a quiet machine
 	$(TESTS) -m soak --timeout 0
 

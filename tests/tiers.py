@@ -67,7 +67,11 @@ TIERS = {
 }
 """What names of tests begin with, and their tier."""
 SOAK = (
+    "tests/conformance/test_assigned.py::test_an_assigned_run_is",
     "tests/conformance/test_lagged_transport.py::test_every_part",
+    "tests/conformance/test_lookahead.py::test_same_bits_for_every_optimizer",
+    "tests/conformance/test_raw_ids.py::test_exchanges_agree",
+    "tests/conformance/test_raw_ids.py::test_with_rows_on_servers",
     "tests/distributed/rpc/test_hostile.py::test_a_bombardment",
     "tests/distributed/rpc/test_torch_suites.py",
     "tests/distributed/test_lab.py",

@@ -1,0 +1,23 @@
+"""Parts of grids: what is tried with what, where each pair is tried and not each triple.
+
+`make soak` tries all.
+"""
+
+import os
+from collections.abc import Iterable
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+WHOLE = os.environ.get("PIBROCH_SOAK_WHOLE_GRIDS") == "1"
+
+
+def some(items: Iterable[T], first: int, every: int) -> list[T]:
+    """Each ``every``-th item, beginning with place ``first`` modulo ``every``; all in a soak.
+
+    Of tests numbered by the sum of their other arguments' places each two arguments then meet.
+
+    >>> some("abcdef", 4, 3)
+    ['b', 'e']
+    """
+    return list(items) if WHOLE else list(islice(items, first % every, None, every))
