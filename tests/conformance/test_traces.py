@@ -14,6 +14,8 @@ from pibroch.kernels.target import compile_target
 KEPT = json.loads(traces.FILE.read_text())
 HAS_ITS_BITS = KEPT["target"] == compile_target()
 SIZED_BY_BITS = "compressed"
+HAS_DENSE_LAYERS = "modules"
+"""Their bits are torch's, and may depend on where in memory its tensors lie."""
 
 
 def test_each_case_is_kept():
@@ -29,5 +31,5 @@ def test_order_and_bytes(worlds, server_team, oracle_team, case):
         assert now.keys() == kept.keys(), rank
         for thread, (count, order, bits) in kept.items():
             assert now[thread][:2] == [count, order], f"rank {rank}, {thread}: the order of events"
-            if HAS_ITS_BITS:
+            if HAS_ITS_BITS and HAS_DENSE_LAYERS not in case:
                 assert now[thread][2] == bits, f"rank {rank}, {thread}: bytes of messages"

@@ -80,7 +80,7 @@ class Run:
         source = Kafka(self._brokers, TOPIC, schema())
         options = StreamOptions(8, idle_seconds=None, wait_seconds=0.05, most_bad_share=1.0)
         journal = Journal(self._folder / "journal")
-        aside = SetAside(self._folder / "bad.jsonl")
+        aside = SetAside(self._folder / "bad-0.jsonl")
         self.stream = Stream(source, decoder(), options, journal=journal, aside=aside)
         if self._saved[1] is not None:
             self.stream.load_state_dict(json.loads(self._saved[1]))
