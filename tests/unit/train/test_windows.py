@@ -158,6 +158,10 @@ def test_other_windows_begin_anew_and_damaged_ones_are_refused():
     assert other.watermark is None
     other.go_on(windows.watermark)
     assert other.watermark == windows.watermark
+    other.go_on(windows.watermark + 5)
+    other.go_on(windows.watermark + 3)
+    other.go_on(None)
+    assert other.watermark == windows.watermark + 5, "time of an earlier process never goes back"
     with pytest.raises(CheckpointError, match="other shapes"):
         made().load_state({**state, "counts": state["counts"][:1]})
 

@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.streams.aside import SetAside
+from pibroch.data.streams.batches import Offer, StreamOptions, Verdict, decide
 from pibroch.data.streams.journal import Journal
 from pibroch.errors import CheckpointError, DataError
 from stream_files import (
@@ -44,6 +46,35 @@ def test_each_event_comes_once_whatever_the_files_are(tmp_path, kind):
     same = next(iter(stream(tmp_path)))
     assert digest(same) == digest(first)
     assert batches[-1].position.samples == 60 and batches[-1].position.step == 8
+
+
+def offer(samples=0, idle_s=0.0, **changes):
+    empty = Offer([], samples, 0, 0.0, False, 0.0, idle_s, False, False, [])
+    return replace(empty, **changes)
+
+
+@pytest.mark.parametrize(
+    ("offers", "has_given", "verdict"),
+    [
+        ([offer(idle_s=9.0), offer(idle_s=9.0)], False, Verdict.WAIT),  # nothing to hand out
+        ([offer(idle_s=9.0), offer(idle_s=9.0)], True, Verdict.PAUSE),
+        ([offer(idle_s=9.0), offer(idle_s=0.5)], True, Verdict.WAIT),
+        ([offer(idle_s=20.0), offer(idle_s=20.0)], True, Verdict.END),
+        ([offer(idle_s=20.0), offer(idle_s=20.0, is_waiting=True)], False, Verdict.WAIT),
+        ([offer(3, waited_s=0.5), offer(idle_s=9.0)], True, Verdict.WAIT),
+        ([offer(3, waited_s=1.0), offer(idle_s=9.0)], True, Verdict.STEP),
+        ([offer(3, is_full=True), offer()], False, Verdict.STEP),
+        ([offer(3, idle_s=20.0), offer(idle_s=20.0)], False, Verdict.STEP),
+        ([offer(waited_s=9.0, bad=3), offer()], False, Verdict.WAIT),  # bad records make no step
+        ([offer(3, is_full=True), offer(wants_end=True)], True, Verdict.END),
+    ],
+)
+def test_what_all_ranks_do_next(offers, has_given, verdict):
+    options = StreamOptions(8, wait_seconds=1.0, idle_seconds=15.0)
+    assert decide(offers, options, has_given) is verdict
+    assert decide(offers[::-1], options, has_given) is verdict
+    if verdict is Verdict.END and not offers[1].wants_end:  # a stream without an end
+        assert decide(offers, replace(options, idle_seconds=None), True) is Verdict.PAUSE
 
 
 @pytest.mark.parametrize("kind", KINDS)
