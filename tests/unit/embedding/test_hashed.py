@@ -399,6 +399,14 @@ def test_a_deep_copy_learns_for_itself():
 SEED = {"u.seed": np.zeros(1, np.int64)}
 
 
+@pytest.mark.parametrize("admit", ADMISSIONS)
+def test_an_id_has_its_row_from_the_step_on_in_which_its_count_is_reached(admit):
+    index = Hashed(admit).index(8)
+    steps = [[5], [6], [5, 7, 7, 7], [5], [5]]  # 5 for the third time in the fourth step
+    fresh = [index.learn(np.array(ids)).fresh_ids.tolist() for ids in steps]
+    assert fresh == ([[5], [6], [7], [], []] if admit.count == 1 else [[], [], [7], [5], []])
+
+
 def index_at(step, admit=ADMISSIONS[0]):
     index = Hashed(admit).index(8)
     index.learn(np.array([5, 7, 7]))

@@ -166,7 +166,21 @@ def test_ranks_share_partitions_and_one_without_events_gives_none(tmp_path):
     assert right[0].first_sample == 4 and right[0].values.numel() == 0
 
 
-def test_weights_have_a_mean_of_1_over_all_ranks(tmp_path):
+def test_weights_are_shares_of_those_of_all_ranks(tmp_path):
+    for name, first in (("left", 0), ("right", 4)):
+        (tmp_path / name).mkdir()
+        rows = [{**row, "weight": 1.0 + row["event"]} for row in events(first, first + 4)]
+        (tmp_path / name / "a.csv").write_bytes(csv_text(rows))
+    (left,), (right,) = on_two_ranks(
+        lambda rank, gather: stream(
+            tmp_path, part=(rank, 2), partitions=("left", "right"), gather=gather
+        )
+    )
+    weights = torch.cat([left.sample_weights, right.sample_weights])
+    torch.testing.assert_close(weights, torch.arange(1.0, 9.0) * 8 / 36)
+
+
+def test_weights_have_a_mean_of_1_in_one_process(tmp_path):
     rows = events(0, 8)
     for row in rows:
         row["weight"] = 0.0 if row["event"] == 3 else float(row["event"])
