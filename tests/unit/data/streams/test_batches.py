@@ -138,14 +138,16 @@ def test_a_line_of_the_journal_that_was_cut_off_is_decided_anew(tmp_path):
 
 def test_files_of_the_journal_that_nobody_needs_go(tmp_path, monkeypatch):
     monkeypatch.setattr("pibroch.data.streams.journal.STEPS_PER_FILE", 2)
-    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 60)))
+    data = tmp_path / "data"  # the journal is none of its sub-folders, which are read
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 60)))
     needed = [0]
     journal = Journal(tmp_path / "journal", lambda: needed[0])
-    for batch in stream(tmp_path, journal=journal):
+    for batch in stream(data, journal=journal):
         needed[0] = max(0, batch.position.step - 2)
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert names == ["steps-000000000005.jsonl", "steps-000000000007.jsonl"]
-    later = stream(tmp_path, journal=Journal(tmp_path / "journal"))
+    later = stream(data, journal=Journal(tmp_path / "journal"))
     later.load_state_dict(later.state_at(batch.position))
     assert list(later) == []
     with pytest.raises(DataError, match="each step from 2 on"):
