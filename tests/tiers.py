@@ -57,7 +57,7 @@ TIERS = {
     "tests/unit/exchange/test_assignment.py::test_of_": "full",
     "tests/unit/exchange/lookahead/test_oracle.py::test_plans_of_many_ranks": "full",
     "tests/unit/exchange/lookahead/test_oracle.py::test_the_window_may_need": "full",
-    "tests/unit/kernels/test_policy.py": "full",
+    "tests/unit/kernels/test_policy.py::test_processes_that": "full",
     "tests/unit/planner/test_drift.py": "full",
     "tests/unit/train/test_all_items.py": "full",
     "tests/unit/planner/test_make.py::test_hundreds_of_shards": "full",

@@ -62,5 +62,6 @@ def test_of_a_process_beyond_its_imports(tmp_path, running, exchange):
     of_model = ModelBytes(COPIES + ADAMS, activation_bytes(model) * program.BATCH_SIZE)
     memory = memory_of(job, counts, Dense(cost, program.BATCH_SIZE), of_model, running)
     taken = most_beyond_imports(str(Path(tmp_path) / "store"), exchange)
-    # 5 and 2 % too little where it was written; what malloc and libraries keep differs by machine
-    assert sum(memory.values()) == pytest.approx(taken, rel=0.15), memory
+    # on two machines 5 and 7 to 8 % too little under alltoall, 2 and 4 to 6 % under lookahead:
+    # what malloc and libraries keep differs; docs/simulate.md promises 10 %
+    assert sum(memory.values()) == pytest.approx(taken, rel=0.1), memory

@@ -8,6 +8,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import pibroch
 import tiers
 
@@ -105,6 +107,63 @@ def test_words_of_a_private_dialect_do_not_come_back():
             node.attr for node in each(ast.Attribute, path)
         }
         assert not [name for name in names if dialect.search(name.replace("_", " "))], path
+
+
+BROAD = {"Exception", "BaseException"}
+
+
+def is_broad(kind):
+    """Whether an ``except`` or a ``suppress`` of this kind takes every error."""
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(each is None or ast.unparse(each).rpartition(".")[2] in BROAD for each in kinds)
+
+
+def swallows(node):
+    """Whether a statement takes every error and does not raise, log or use it."""
+    if isinstance(node, ast.Call):
+        is_suppress = ast.unparse(node.func).rpartition(".")[2] == "suppress"
+        return is_suppress and any(map(is_broad, node.args))
+    if not isinstance(node, ast.ExceptHandler) or not is_broad(node.type):
+        return False
+    inner = [each for statement in node.body for each in ast.walk(statement)]
+    return not any(
+        isinstance(each, ast.Raise)
+        or (isinstance(each, ast.Name) and each.id == node.name)
+        or (isinstance(each, ast.Attribute) and each.attr == "exception")
+        or (isinstance(each, ast.keyword) and each.arg == "exc_info")
+        for each in inner
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("except Exception: pass", True),
+        ("except (KeyError, BaseException): pass", True),
+        ("except: f()", True),
+        ("except Exception as error: f()", True),
+        ("except OSError: pass", False),
+        ("except Exception as error: tell(error)", False),
+        ("except Exception: log.exception('failed')", False),
+        ("except Exception: log.debug('failed', exc_info=True)", False),
+        ("except: raise", False),
+        ("finally: f(suppress(Exception))", True),
+        ("finally: f(contextlib.suppress(OSError, Exception))", True),
+        ("finally: f(suppress(OSError))", False),
+    ],
+)
+def test_what_takes_every_error(text, verdict):
+    assert any(map(swallows, ast.walk(ast.parse(f"try: f()\n{text}")))) == verdict
+
+
+def test_what_takes_every_error_and_says_nothing_has_its_reason_on_its_line():
+    """As ruff's BLE and S110, but an error that is handed on is taken as said."""
+    assert not [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in EVERY_FILE
+        for node in each((ast.Call, ast.ExceptHandler), path)
+        if swallows(node) and "  # " not in path.read_text().splitlines()[node.lineno - 1]
+    ]
 
 
 MODULES = {

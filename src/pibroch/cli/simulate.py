@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,6 +138,7 @@ def recipe_command(
     from pibroch.sim.economy import Economy
     from pibroch.sim.machine import Machine
     from pibroch.sim.page import tables, write_page
+    from pibroch.sim.provenance import notes_on
     from pibroch.sim.recipe import Workload
     from pibroch.sim.sweep import Question, answer
     from pibroch.train.data_source import open_dataset
@@ -163,6 +165,7 @@ def recipe_command(
         link_burst=link_burst,
         seed=seed,
         economy=Economy(death_every, recovery, host_price, saving),
+        notes=notes_on(machine, calibration, recipe, datetime.now(UTC)),
     )
     question.check()
     workload = Workload.of(config, open_dataset(config.data), seed)

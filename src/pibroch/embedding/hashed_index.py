@@ -206,6 +206,25 @@ class HashedIndex(LearningIndex):
             **self._waiting.state(),
         }
 
+    def check_numbers(self, state: Mapping[str, Array]) -> None:
+        """See :class:`RowIndex`; O(capacity)."""
+        steps = int(state["counters"][STEPS])
+        if not 0 <= steps <= key_table.MOST_STEP:
+            raise CheckpointError(
+                f"a row index of {steps:,} steps",
+                f"0 to {key_table.MOST_STEP:,}, which is as far as rows note when they were seen",
+                "load another checkpoint",
+            )
+        for name in ("entries", "candidates"):
+            last_steps = state[name][:, 1] >> 32 if name in state else _NOTHING[0]
+            wrong = last_steps[(last_steps < 0) | (last_steps > steps)]
+            if len(wrong):
+                raise CheckpointError(
+                    f"an id among the {name} of a row index, last seen in step {wrong[0]:,}",
+                    f"a step from 0 to {steps:,}, the index's own",
+                    "load another checkpoint",
+                )
+
     def load_state(self, state: Mapping[str, Array]) -> None:
         """See :class:`RowIndex`."""
         self._table.entries[:] = state["entries"]
@@ -225,6 +244,7 @@ class HashedIndex(LearningIndex):
         self, ids: Ints, counts: NDArray[np.int32] | None, same_step: bool
     ) -> tuple[RowChanges, Ints]:
         """As :meth:`learn_rows`, but after an error this is good for nothing."""
+        self.check_step(same_step)
         self._counters[STEPS] += not same_step
         step = int(self._counters[STEPS])
         rows, missing = key_table.touch(self._table, ids, counts, step, self._policy.decay_steps)
@@ -233,6 +253,16 @@ class HashedIndex(LearningIndex):
         self._counters[LOOKUPS] += num
         self._counters[HITS] += num - num_missing
         return self._settle(ids, counts, rows, missing), rows
+
+    def check_step(self, same_step: bool = False) -> None:
+        """Raise DataError where one more step is one too many."""
+        if self._counters[STEPS] + (not same_step) > key_table.MOST_STEP:
+            raise DataError(
+                f"step {key_table.MOST_STEP + 1:,} of a table of raw ids",
+                f"at most {key_table.MOST_STEP:,} steps, as rows note when they were seen",
+                "write rows and ids by `pibroch checkpoint convert CHECKPOINT OUT --to"
+                " safetensors`, and begin a run whose tables take them by load_weights",
+            )
 
     def _settle(
         self,
@@ -361,6 +391,8 @@ class JointHashedLearner(JointLearner):
         bounds: Sequence[int],
         known: LearnedIds | None,
     ) -> LearnedIds:
+        for index in self._hashed:  # before any of them has learned
+            index.check_step()
         limits = np.array(bounds)
         rows, misses, num_misses = key_table.touch_tables(
             self._places, ids, counts, limits, self._half_lives,

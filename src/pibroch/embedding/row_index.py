@@ -68,6 +68,12 @@ class RowIndex(ABC):
         """Take over a copy of what :meth:`state` gave, of the same names, shapes and types."""
         assert not state, "of a kind without state"
 
+    def check_numbers(self, state: Mapping[str, Array]) -> None:  # noqa: B027  # most take any
+        """Raise CheckpointError for numbers that no state has; names, shapes and types are right.
+
+        Files of strangers are loaded, too.
+        """
+
     def refusal(self, id_: int, place: str) -> RowIdError:
         """The error for an id without a row."""
         return RowIdError(
@@ -396,13 +402,16 @@ def check_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> 
         if there is None or (there.dtype, there.shape) != (array.dtype, array.shape):
             got = "none" if there is None else f"{there.dtype} {list(there.shape)}"
             raise CheckpointError(f"{got} as state {name!r} of a row index", kind)
+    for table, index in indices.items():
+        index.check_numbers({name: state[f"{table}.{name}"] for name in index.state()})
 
 
 def load_state(indices: Mapping[str, RowIndex], state: Mapping[str, Array]) -> None:
     """Bring indices to a state that :func:`state_of` gave.
 
     Raises:
-        CheckpointError: when something is missing or of another shape; nothing has changed then.
+        CheckpointError: when something is missing, of another shape, or has numbers that no index
+            has; nothing has changed then.
     """
     check_state(indices, state)
     for table, index in indices.items():

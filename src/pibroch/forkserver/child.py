@@ -99,7 +99,7 @@ def _be(plan: ChildPlan, program: Callable[[], NoReturn]) -> NoReturn:
         program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # shown here and told by the exit code: above is the parent's stack
         traceback.print_exc()
     finally:
         _end(code)

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -80,8 +79,10 @@ class ForkServer:
 
     def _load(self, modules: Sequence[str]) -> Iterator[None]:
         for name in modules:
-            with suppress(Exception):
+            try:
                 importlib.import_module(name)
+            except Exception as error:  # a user's module may raise anything, to a child as well
+                logger.debug("%s is not loaded for processes to come: %r", name, error)
             yield
         yield from self._prepare()
 

@@ -8,15 +8,34 @@ the others wait and load what it wrote.
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.errors import NumbaError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FASTMATH = {"contract", "reassoc", "nsz"}
+UNREADABLE = (
+    OSError,  # a file that is gone, or another user's
+    NumbaError,  # a signature of another version of the kernel
+    RuntimeError,  # machine code that LLVM does not parse
+    # the files are pickles: cut off or damaged they ask for whatever their bytes happen to say
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""What reading the files of numba's cache may raise; a failed assertion is none of these."""
 _KERNELS: list[Any] = []
 
 
@@ -58,10 +77,30 @@ def load_compiled() -> Iterator[None]:
         # uncompiled, or of a numba that keeps it elsewhere
         if cache is None or not hasattr(cache, "_cache_file"):
             return
-        # what cannot be read now is read, or made anew, when the kernel is called
-        with suppress(Exception):
-            codegen = kernel.targetctx.codegen()
-            for key in cache._cache_file._load_index():
-                if key not in kernel.overloads and key == cache._index_key(key[0], codegen):
-                    kernel.compile(key[0])
-                    yield
+        for signature in _signatures_on_disk(kernel, cache):
+            try:
+                kernel.compile(signature)
+            except UNREADABLE as error:
+                _leave_to_caller(kernel, error)
+                break
+            yield  # not within `try`: whoever is forked here may raise what it likes
+
+
+def _signatures_on_disk(kernel: Any, cache: Any) -> list[Any]:
+    """Those for this machine and version of the kernel that are not loaded yet."""
+    try:
+        codegen = kernel.targetctx.codegen()
+        keys = list(cache._cache_file._load_index())
+        return [
+            key[0]
+            for key in keys
+            if key[0] not in kernel.overloads and key == cache._index_key(key[0], codegen)
+        ]
+    except UNREADABLE as error:
+        _leave_to_caller(kernel, error)
+        return []
+
+
+def _leave_to_caller(kernel: Any, error: Exception) -> None:
+    """Whoever calls the kernel reads its files again, and says what is wrong or compiles."""
+    logger.debug("%s is not loaded for processes to come: %r", kernel.__name__, error)

@@ -192,7 +192,7 @@ class Batcher:
         except WorkerLostError as error:
             self._end(batch, _lost(batch, error))
             return
-        except Exception:
+        except Exception:  # what nobody foresaw; the thread meets it, too, and says it
             self._hand_over(batch)
             return
 
@@ -201,7 +201,7 @@ class Batcher:
                 results = _split(batch, _outputs(batch, whole, begun))
             except WorkerLostError as error:
                 results = _lost(batch, error)
-            except Exception:
+            except Exception:  # likewise
                 self._hand_over(batch)
                 return
             self._end(batch, results)

@@ -11,8 +11,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from pibroch.sim.lockstep import FEATURES, virtual_wire
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
 from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_turns, nowhere
 from pibroch.sim.process import ProcessBytes, process_bytes
+from pibroch.sim.provenance import installed_versions
 from pibroch.sim.whole_steps import fitted, measure_steps
 
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
@@ -283,7 +284,8 @@ def _machine(
         name=name,
         cpu=cpu_model(),
         cores=num_cores(),
-        versions={each: version(each) for each in ("pibroch", "torch", "numba", "numpy")},
+        versions=installed_versions(),
+        measured_at=datetime.now(UTC).replace(microsecond=0),
         operations=operations,
         dense=dense,
         flops_per_second=float(np.median(rates)),

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from pibroch.errors import ConfigError
 from pibroch.sim.lockstep import FEATURES
@@ -123,6 +123,7 @@ class Machine(_Part):
         name: of the machine, or of the device.
         cpu, cores: what it computes with; one rank's accelerator counts as one core.
         versions: of what was measured.
+        measured_at: when, with a time zone; ``None`` where nobody noted it.
         sources: where published figures come from; empty for a machine that was measured.
         operations: costs of their parts, by name.
         dense: costs of models, by :func:`model_key`.
@@ -143,6 +144,7 @@ class Machine(_Part):
     cpu: str
     cores: int = Field(ge=1)
     versions: dict[str, str] = {}
+    measured_at: AwareDatetime | None = None
     sources: list[str] = []
     operations: dict[str, list[PartCost]] = {}
     dense: dict[str, DenseCost] = {}

@@ -46,6 +46,7 @@ class Question:
         link_burst: bytes, see :class:`~pibroch.sim.cluster.Cluster`.
         seed: of samples and jitter.
         economy: deaths and prices.
+        notes: on the machine, see :func:`pibroch.sim.provenance.notes_on`.
     """
 
     machine: Machine
@@ -59,6 +60,7 @@ class Question:
     link_burst: float = 0.0
     seed: int = 0
     economy: Economy = field(default_factory=Economy)
+    notes: Sequence[str] = ()
 
     def check(self) -> None:
         """Raise ConfigError for links that cannot be."""
@@ -194,7 +196,7 @@ def answer(
     helped = sensitivity(counts, conditions)
     if traces is not None:
         write_traces(conditions.program(counts), traces)
-    notes += [*([note] if note else []), *_notes(question.machine)]
+    notes += [*([note] if note else []), *question.notes]
     model = workload.model_bytes(question.samples)
     memory = memory_of(job, counts, dense, model, question.machine.process_bytes)
     economy = question.economy
@@ -205,17 +207,6 @@ def answer(
     return Answer(
         num_hosts, size, exchange, prediction, helped, goodput, price, memory, error, notes
     )
-
-
-def _notes(machine: Machine) -> list[str]:
-    if machine.sources:
-        return [f"{machine.name}: published rates, the least time: {'; '.join(machine.sources)}"]
-    if not machine.is_here:
-        return [
-            f"calibrated on {machine.name} ({machine.cpu}, {machine.cores} cores), which is another"
-            " machine than this one"
-        ]
-    return []
 
 
 def memory_of(

@@ -28,6 +28,7 @@ from pibroch.config.recipes import load_recipe
 from pibroch.config.toml import to_toml
 from pibroch.data import EncodedDataset
 from pibroch.errors import ConfigError, TrainingError
+from pibroch.launch.child import STOPPED
 from pibroch.observability import plots
 from pibroch.observability.records import UNWEIGHTED
 from pibroch.observability.report import shown_figure, write_page
@@ -60,6 +61,8 @@ class Trial:
         figures: on the validation split, one a seed; empty while it is not done, or when it failed.
         problem: why it failed; empty otherwise.
         seconds: that its runs took.
+        was_killed: whether a signal ended it, as where memory runs out: that says nothing of its
+            settings, so it is open again when the search goes on.
     """
 
     number: int
@@ -67,6 +70,7 @@ class Trial:
     figures: tuple[float, ...] = ()
     problem: str = ""
     seconds: float = 0.0
+    was_killed: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -237,6 +241,8 @@ class Search:
         for path in sorted((self.folder / "trials").glob("*.json")):
             said = _read(path)
             trial = Trial(**said | {"figures": tuple(said["figures"])})
+            if trial.was_killed:
+                trial = replace(trial, problem="", was_killed=False)
             self.trials[trial.number] = trial
 
     @property
@@ -397,11 +403,11 @@ class Search:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             run_dir = self.folder / "runs" / f"{trial.number:04}-seed-{seed}"
             if not (run_dir / "summary.json").exists():
-                problem = self._run(trial, seed, run_dir)
+                code = self._run(trial, seed, run_dir)
                 if self._stop.is_set():
                     return trial
-                if problem:
-                    return replace(trial, problem=problem)
+                if code:
+                    return _failed(trial, code, _log_of(run_dir))
             figure = self._figure(run_dir)
             if figure is None:
                 return replace(trial, problem=f"no {self.monitor} on the validation split")
@@ -409,8 +415,8 @@ class Search:
         seconds = round(time.monotonic() - started, 1)
         return replace(trial, figures=tuple(figures), seconds=seconds)
 
-    def _run(self, trial: Trial, seed: int, run_dir: Path) -> str:
-        """Train; what was wrong, or nothing."""
+    def _run(self, trial: Trial, seed: int, run_dir: Path) -> int:
+        """Train; returns the exit code, negative for a signal."""
         changes = [
             *self.overrides,
             *self.changes(trial),
@@ -423,10 +429,9 @@ class Search:
         if (run_dir / "config.toml").exists():
             words = []  # as it was begun
         command = [sys.executable, "-m", "pibroch", "train", *words]
-        log = run_dir.with_suffix(".log")
-        with log.open("ab") as output, self._lock:
+        with _log_of(run_dir).open("ab") as output, self._lock:
             if self._stop.is_set():
-                return "interrupted"
+                return STOPPED[0]
             process = subprocess.Popen(
                 [*command, "--run-dir", str(run_dir), "--resume"],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -434,14 +439,10 @@ class Search:
             )  # fmt: skip
             self._running.add(process)
         try:
-            code = process.wait()
+            return process.wait()
         finally:
             with self._lock:
                 self._running.discard(process)
-        if code == 0:
-            return ""
-        lines = log.read_text("utf-8", "replace").strip().splitlines()
-        return f"exit code {code}: {' '.join(lines[-3:])[-300:]} ({log.name})"
 
     def _figure(self, run_dir: Path) -> float | None:
         """The best model's, on the validation split."""
@@ -516,6 +517,21 @@ class Search:
         with new_file(path) as file:
             file.write_text(comment + to_toml(config.model_dump(mode="json")), "utf-8")
         return path
+
+
+def _log_of(run_dir: Path) -> Path:
+    return run_dir.with_suffix(".log")
+
+
+def _failed(trial: Trial, code: int, log: Path) -> Trial:
+    """A trial of which a run ended with this exit code."""
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    # a launcher of several ranks says 128 and the signal of the one that was killed
+    number = -code if code < 0 else code - 128
+    was_killed = number > 0
+    how = f"killed by signal {number}" if was_killed else f"exit code {code}"
+    problem = f"{how}: {' '.join(lines[-3:])[-300:]} ({log.name})"
+    return replace(trial, problem=problem, was_killed=was_killed)
 
 
 def _read(path: Path) -> dict[str, Any]:

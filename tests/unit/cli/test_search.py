@@ -2,9 +2,11 @@
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from pibroch.config import load_recipe, to_toml
 from pibroch.data.storage import checksum
 from pibroch.errors import ConfigError
 from pibroch.train.run_directory import LOCK
-from pibroch.train.search import Search, Trial, read_space
+from pibroch.train.search import Search, Trial, _failed, read_space
 from small_run import make_config, run_command, start_command
 
 SPACE = "optimizer.lr = {low = 1e-5, high = 1e-1, log = true}\nmodel.top = [[8], [16, 8]]\n"
@@ -107,6 +109,20 @@ def test_it_goes_on_with_the_same_settings_and_data_alone(recipe, data, tmp_path
         search().run(1, print)
 
 
+@pytest.mark.parametrize(
+    ("monitor", "order"), [("auc", [2, 3, 1, 4]), ("logloss", [1, 4, 3, 2]), ("click:auc", None)]
+)
+def test_the_best_trial_has_the_most_auc_or_the_least_loss(recipe, tmp_path, monitor, order):
+    """Of two alike the earlier one; those that failed or have no result are none."""
+    space = read_space(tmp_path / "space.toml")
+    search = Search(str(recipe), (f"train.monitor='{monitor}'",), space, 2, tmp_path / "out")
+    figures = {1: (0.5, 0.3), 2: (0.7, 0.9), 3: (0.5, 0.5), 4: (0.4, 0.4), 5: (), 6: ()}
+    for number, each in figures.items():
+        search.trials[number] = Trial(number, {}, each, problem="it failed" if number == 6 else "")
+    assert [trial.number for trial in search.done] == (order or [2, 3, 1, 4])
+    assert search.num_over == 5
+
+
 def running(folder):
     """Whether some run of the search is alive, and so holds its directory."""
     for path in (folder / "runs").glob(f"*/{LOCK}"):
@@ -142,6 +158,39 @@ def test_a_search_that_is_stopped_goes_on_with_its_open_trials(recipe, tmp_path,
     assert [each["settings"] for each in found[: len(begun)]] == [
         each["settings"] for each in begun
     ]
+
+
+def test_a_trial_that_was_killed_is_tried_again_and_one_that_failed_is_not(recipe, tmp_path):
+    """By whoever goes on with the search; its run goes on, too."""
+    out = tmp_path / "out"
+    (tmp_path / "space.toml").write_text("embedding.optimizer.lr = [0.01]\n")
+    line = ["search", recipe, "--space", tmp_path / "space.toml", "--out", out, "--trials", 1]
+    with start_command(*line) as process:
+        deadline = time.monotonic() + 120
+        while not (words := "".join(map(Path.read_text, (out / "runs").glob(f"*/{LOCK}")))):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(int(words.split()[1]), signal.SIGKILL)
+        assert process.end().returncode == 1
+    (killed,) = trials(out)
+    assert killed["was_killed"] and killed["problem"].startswith("killed by signal 9")
+    failed = {"number": 2, "settings": {"embedding.optimizer.lr": 0.01}, "problem": "exit code 2"}
+    (out / "trials" / "0002.json").write_text(json.dumps(failed | {"figures": [], "seconds": 1.0}))
+    done = run_command(*line[:-1], 2)
+    assert done.returncode == 0, done.stderr
+    first, second = trials(out)
+    assert len(first["figures"]) == 1 and not first["was_killed"] and not first["problem"]
+    assert second["problem"] == "exit code 2" and not list((out / "runs").glob("0002*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "was_killed"), [(-9, True), (137, True), (-15, True), (1, False), (2, False)]
+)
+def test_a_signal_is_no_failure_of_the_settings(tmp_path, code, was_killed):
+    """Of a run of several ranks the launcher says 128 and the signal."""
+    (tmp_path / "run.log").write_text("a\nb\nthe last line\n")
+    trial = _failed(Trial(1, {}), code, tmp_path / "run.log")
+    assert trial.was_killed == was_killed and "the last line (run.log)" in trial.problem
 
 
 @pytest.mark.parametrize(

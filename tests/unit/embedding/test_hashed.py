@@ -16,7 +16,8 @@ from pibroch.data.event_clock import runs_of
 from pibroch.embedding import EvictionPolicy, Hashed, HashedIndex
 from pibroch.embedding.admission import SketchedIds
 from pibroch.embedding.row_index import check_state, load_state, state_of
-from pibroch.errors import ConfigError, DataError
+from pibroch.errors import CheckpointError, ConfigError, DataError
+from pibroch.kernels.key_table import MOST_STEP
 
 ODDS = (0.5, 0.1, 0.2, 0.05, 0.09, 0.01, 0.05)
 """Of times beside the step's: some clocks are wrong."""
@@ -393,3 +394,61 @@ def test_a_deep_copy_learns_for_itself():
     copied(batch).sum().backward()
     np.testing.assert_equal(saved(embeddings.row_indices["user"]), before)
     assert copied.row_indices["user"].counters()["steps"] == 2
+
+
+SEED = {"u.seed": np.zeros(1, np.int64)}
+
+
+@pytest.mark.parametrize("admit", ADMISSIONS)
+def test_an_id_has_its_row_from_the_step_on_in_which_its_count_is_reached(admit):
+    index = Hashed(admit).index(8)
+    steps = [[5], [6], [5, 7, 7, 7], [5], [5]]  # 5 for the third time in the fourth step
+    fresh = [index.learn(np.array(ids)).fresh_ids.tolist() for ids in steps]
+    assert fresh == ([[5], [6], [7], [], []] if admit.count == 1 else [[], [], [7], [5], []])
+
+
+def index_at(step, admit=ADMISSIONS[0]):
+    index = Hashed(admit).index(8)
+    index.learn(np.array([5, 7, 7]))
+    state = saved(index)
+    state["counters"][0] = step
+    return index, state
+
+
+@pytest.mark.parametrize("is_joint", [False, True])
+def test_the_last_step_that_rows_can_note_is_followed_by_none(is_joint):
+    index, state = index_at(MOST_STEP - 1)
+    load_state({"u": index}, {f"u.{name}": each for name, each in state.items()} | SEED)
+
+    def learn(ids):
+        if is_joint:
+            HashedIndex.joint([index]).learn(np.array(ids), None, [0, len(ids)])
+        else:
+            index.learn(np.array(ids))
+
+    learn([7, 9])
+    assert index.counters()["steps"] == MOST_STEP
+    assert (index.state()["entries"][:, 1] >> 32).max() == MOST_STEP
+    before = saved(index)
+    with pytest.raises(DataError, match=r"step 2,147,483,648 .*--to safetensors"):
+        learn([7, 11])
+    assert all(np.array_equal(each, before[name]) for name, each in index.state().items())
+
+
+@pytest.mark.parametrize("step", [-1, MOST_STEP + 1, 1 << 40, np.iinfo(np.int64).min])
+@pytest.mark.parametrize("admit", ADMISSIONS)
+def test_a_state_of_more_steps_than_there_can_be_is_refused_and_changes_nothing(step, admit):
+    index, state = index_at(step, admit)
+    before = saved(index)
+    with pytest.raises(CheckpointError, match=r"of -?[\d,]+ steps; need 0 to 2,147,483,647"):
+        load_state({"u": index}, {f"u.{name}": each for name, each in state.items()} | SEED)
+    assert all(np.array_equal(each, before[name]) for name, each in index.state().items())
+
+
+@pytest.mark.parametrize("last", [2, -1])
+@pytest.mark.parametrize("name", ["entries", "candidates"])
+def test_an_id_that_was_seen_in_no_step_so_far_is_refused(name, last):
+    index, state = index_at(1, ADMISSIONS[1])
+    state[name][3, 1] = last << 32 | 1
+    with pytest.raises(CheckpointError, match=rf"among the {name} .* in step {last}; need a step"):
+        load_state({"u": index}, {f"u.{name}": each for name, each in state.items()} | SEED)

@@ -28,6 +28,36 @@ def test_never_more_crosses_than_with_samples_as_they_are_given(seed):
     assert count(ids, num_rows, num_ranks, int(rng.integers(1, 9))).ratio <= 1.0
 
 
+def test_samples_stay_where_they_came_unless_that_spares_something():
+    layout = layout_of(2, 40, 3)
+    assigner = RowAssigner(rows_under([layout], 3, horizon=5))
+    rng = np.random.default_rng(0)
+    bounds = [0, 2, 5, 8]
+    given = np.repeat(np.arange(3), np.diff(bounds))
+    num_moved = 0
+    for _ in range(200):
+        verdict = assigner.assign(one_hot(rng.integers(0, 40, (2, 8)), layout.features), bounds)
+        is_spared = verdict.transfers < verdict.transfers_given
+        assert is_spared or np.array_equal(verdict.ranks, given)
+        assert np.array_equal(np.bincount(verdict.ranks), np.diff(bounds))
+        num_moved += is_spared
+    assert 20 < num_moved < 200
+
+
+def test_after_a_restart_all_rows_are_at_home():
+    layout = layout_of(2, 40, 3)
+    rows = rows_under([layout], 3, horizon=9)
+    used, fresh = RowAssigner(rows), RowAssigner(rows)
+    rng = np.random.default_rng(0)
+    batches = [one_hot(rng.integers(0, 40, (2, 30)), layout.features) for _ in range(4)]
+    for batch in batches:
+        last = used.assign(batch, [0, 10, 20, 30])
+    used.restart()
+    again, first = (each.assign(batches[-1], [0, 10, 20, 30]) for each in (used, fresh))
+    assert again[1:] == first[1:] != last[1:]
+    assert np.array_equal(again.ranks, first.ranks)
+
+
 @pytest.mark.skipif(sample_path() is None, reason="no Criteo sample at hand")
 @pytest.mark.parametrize(("num_ranks", "bar"), [(2, 0.62), (4, 0.56), (8, 0.55)])
 def test_of_real_ids_nearly_half_need_not_cross(num_ranks, bar):
@@ -144,3 +174,11 @@ def test_a_schedule_looks_again_at_what_came_before():
     assert seen[6:] == ["restart", 0, 2]
     schedule.verdict(LoaderPosition(0, 5))  # of a run with other batches before
     assert seen[9:] == ["restart", 1, 3, 5]
+
+
+def test_a_schedule_of_another_epoch_begins_anew():
+    schedule, seen = schedule_of(1000, 2)
+    schedule.verdict(LoaderPosition(0, 4))
+    assert seen == ["restart", 0, 2, 4]
+    schedule.verdict(LoaderPosition(1, 6))
+    assert seen[4:] == ["restart", 0, 2, 4, 6], "as a run that begins there"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pibroch.forkserver import can_fork
+from pibroch.forkserver import ForkServer, can_fork
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are forked on Linux only")
 PROGRAM = """
@@ -89,6 +89,20 @@ def test_a_fork_is_what_a_started_program_would_be(serving, tmp_path):
     assert (arguments, name, given) == (["tell", "a", "b c"], "a name for it", "")
     assert variables == ["FOLDER"]
     assert num_descriptors <= 3 + 1 + 2, "its streams, the folder that it lists, and its link"
+
+
+def test_a_module_that_cannot_be_imported_is_said_and_left_to_the_child(
+    tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "raises_its_own.py").write_text("raise ZeroDivisionError('of its own')")
+    (tmp_path / "comes_after.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ForkServer(sys.exit, lambda: iter(())) as server, caplog.at_level("DEBUG"):
+        server.preload(["nothing_such", "raises_its_own", "comes_after"])
+    assert "comes_after" in sys.modules
+    first, second = caplog.messages
+    assert "nothing_such is not loaded" in first and "ModuleNotFoundError" in first
+    assert "raises_its_own is not loaded" in second and "of its own" in second
 
 
 def test_memory_outlives_the_process_that_asked_for_it(serving, tmp_path):

@@ -1,6 +1,7 @@
 """Placing samples: the compiled kernels mean what the naive ones say."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +115,36 @@ def test_a_full_line_loses_the_row_that_was_read_longest_ago():
     assert step(3, [4]) == [0]  # takes the place of row 1
     assert step(4, [0, 2, 3, 4]) == [1, 1, 1, 1]
     assert step(5, [1]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("readers", "owner"),
+    [
+        ([0, 1, 2], 0),  # who had it
+        ([1, 2], 1),  # its home
+        ([2, 3], 3),  # one by its address
+        ([3, 4], 4),
+        ([3], 3),
+    ],
+)
+def test_who_has_a_row_after_a_step(readers, owner):
+    """Row 1, whose home is rank 1, and which rank 0 has; the naive states say the same."""
+    num_ranks = 5
+    homes = [0, 1, 2, 3, 4]
+    table = np.zeros((1, assign.LINE), np.int64)
+    lanes = lanes_of(homes, num_ranks)
+    states = naive.NaiveStates(10, homes)
+    for now, ranks in enumerate(([0], readers), start=1):
+        samples = [[1]] * len(ranks)
+        states.now = now
+        room, offsets, num_rows = entered(table, now, 10, samples, lanes, num_ranks)
+        among = np.zeros((num_rows, 2), np.int64)
+        assign.mark(room, offsets, np.array([ranks, ranks], np.int16), among)
+        assign.settle(table, now, room, among[:, 0])
+        states.settle(samples, ranks)
+    room, _, _ = entered(table, 3, 10, [[1]], lanes, num_ranks)
+    states.now = 3
+    assert room.where[0] == owner == states.row(1).where
 
 
 def test_samples_that_read_the_same_rows_come_together():

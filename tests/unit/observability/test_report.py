@@ -117,6 +117,13 @@ def odd(tmp_path):
     return folder
 
 
+def test_evaluations_are_those_of_the_validation_split(odd):
+    line = {"kind": "evaluation", "step": 1, "auc": 0.5, "logloss": 0.6, "is_best": True}
+    lines = [line | {"split": split} for split in ("validation", "test", "validation")]
+    (odd / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert [each["split"] for each in read_run(odd).evaluations] == ["validation", "validation"]
+
+
 @pytest.mark.parametrize("line", ODD_LINES)
 def test_a_record_of_another_form_is_refused(odd, line):
     (odd / "metrics.jsonl").write_text(json.dumps(line) + "\n")

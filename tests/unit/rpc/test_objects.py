@@ -34,6 +34,13 @@ def arriving(cls, state):
     return CODEC.decode(msgspec.Raw(data))
 
 
+class Bits(enum.IntFlag):
+    """Takes unknown bits, each of which makes a member that stays for the life of the class."""
+
+    ONE = 1
+    TWO = 2
+
+
 @dataclasses.dataclass
 class Shifted:
     ids: Any
@@ -242,6 +249,7 @@ def test_named_tuples_and_members_of_enums():
     assert unknown == 5 and unknown.name == "UNKNOWN_5" and type(unknown) is Answer
     assert there_and_back(Answer.YES) is Answer.YES
     assert there_and_back(Word("no")) is Word.YES
+    assert there_and_back(Bits.ONE | Bits.TWO) is Bits.ONE | Bits.TWO
 
 
 @pytest.mark.parametrize(
@@ -265,6 +273,9 @@ def test_named_tuples_and_members_of_enums():
         (Shown, [1, 2, 3]),
         (Shown, [1]),
         (Answer, ["text"]),
+        (Bits, 8),
+        (Bits, 9),
+        (Bits, -2),
         (Failed, {"code": 1, "args": 5}),
         (Failed, {"code": 1, "with_traceback": 5}),
     ],

@@ -182,6 +182,26 @@ def test_a_graph_finds_all_where_all_are_wanted(count):
     assert all(sorted(row) == list(range(count)) for row in places.tolist())
 
 
+class LostGraph:
+    """Faiss' graph where a search comes to an end before it has found as many as are wanted."""
+
+    def search(self, users, k, params):
+        found = np.tile(np.arange(k), (len(users), 1))
+        found[-1, 1:] = -1
+        return np.zeros((len(users), k), np.float32), found
+
+
+def test_where_a_graph_leads_to_too_few_all_items_are_compared():
+    torch.manual_seed(6)
+    items, users = torch.randn(30, 4), torch.randn(3, 4)
+    index = GraphIndex(items)
+    index._graph = LostGraph()
+    for found, right in zip(
+        index.search(users, 5), ExactIndex(items).search(users, 5), strict=True
+    ):
+        assert torch.equal(found, right)
+
+
 def test_items_that_are_all_alike_are_found_by_a_graph():
     scores, places = GraphIndex(torch.ones(200, 4)).search(torch.ones(1, 4), 200)
     assert scores.unique().tolist() == [4.0]

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -200,5 +202,5 @@ def test_what_is_refused_is_not_read_again_at_once(exports, tmp_path):
     assert waits[:3] == [2, 4, 8] and waits[-1] == stores.LONGEST_RETRY_S
     shutil.copy(exports / "float16" / ROWS, first.with_name("2") / ROWS)
     assert not store.refresh()  # it is not time
-    store._refused = None
-    assert store.refresh()
+    store._refused = replace(store._refused, again_at=time.monotonic())
+    assert store.refresh(), "it is whole now, with the manifest that it had"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from pibroch.sim.lockstep import FEATURES
 from pibroch.sim.machine import Link, Machine, PartCost
 from pibroch.sim.mirrored import count_few
 from pibroch.sim.prediction import Conditions, predict
+from pibroch.sim.provenance import notes_on
 from pibroch.sim.recipe import Workload
 from pibroch.sim.sampled import count_sampled_lookahead
 from pibroch.sim.steps import Dense
@@ -165,6 +167,10 @@ def test_the_calibration_of_another_machine_is_said(simulate, tmp_path):
     assert code == 0, notes
     assert "calibrated on elsewhere (Abacus, 3 cores), which is another machine" in said
     assert "the dense model was not measured on elsewhere" in said
+    again = (
+        f"there anew with `pibroch simulate calibrate synthetic_small --output {tmp_path}/m.json`"
+    )
+    assert f"{tmp_path}/m.json does not say when it was measured: measure {again}" in said
 
 
 def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
@@ -176,6 +182,9 @@ def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
     subprocess.run(command, check=True, timeout=300)
     machine = Machine.load(str(calibrated))
     assert machine.is_here and machine.slowdown not in (0.0, 1.0)
+    now = datetime.now(UTC)
+    assert now - timedelta(minutes=10) < machine.measured_at <= now
+    assert not notes_on(machine, str(calibrated), "synthetic_small", now)
     # and what takes so much longer is found again
     config = load_recipe("synthetic_small", settings)
     workload = Workload.of(config, EncodedDataset.open(data))

@@ -5,7 +5,7 @@ import pytest
 
 from pibroch.errors import ConfigError, PibrochError
 from pibroch.sim.cluster import Cluster, Flow, bytes_per_second
-from pibroch.sim.machine import Link, Machine, PartCost, shipped_machines
+from pibroch.sim.machine import Accelerator, Link, Machine, PartCost, shipped_machines
 from pibroch.sim.program import Program
 from pibroch.sim.timeline import ALONE, Timeline
 
@@ -184,6 +184,13 @@ def test_a_link_that_is_none(rate):
 def test_costs_are_sums_over_what_a_part_is_about():
     cost = PartCost(call=1.0, rows_in=0.5, bytes_out=0.25)
     assert cost.seconds(np.array([[7.0, 2, 0, 0, 4], [0, 0, 0, 0, 0]])).tolist() == [3.0, 1.0]
+
+
+def test_an_accelerator_reads_and_writes_its_memory_once_for_each_byte():
+    rates = Accelerator(flops=1e12, memory_bytes_per_second=1e9, memory_bytes=1e10)
+    machine = MACHINE.model_copy(update={"accelerator": rates})
+    about = np.array([[10.0, 3, 400, 5, 600], [0, 0, 0, 0, 0]])  # ids, rows and bytes, in and out
+    assert machine.cost("update", 0, about).tolist() == [2 * (8 * 10 + 400 + 600) / 1e9, 0.0]
 
 
 @pytest.mark.parametrize("name", shipped_machines())

@@ -28,7 +28,7 @@ from pibroch.serve.export import ExportOptions, SavedRows, export_checkpoint
 from pibroch.serve.inputs import encoded_tensors
 from pibroch.serve.predictor import Predictor
 from pibroch.serve.whole_model import WholeModel
-from pibroch.state.manifest import read_manifest
+from pibroch.state.manifest import MANIFEST, read_manifest
 from raw_clicks import prepared, raw_rows
 from small_run import make_config, train_here
 
@@ -103,6 +103,27 @@ def test_a_run_that_was_cut_off_goes_on(run, data, tmp_path):
     fresh = score_split(predictor, folder, dataset, "test", tmp_path / "fresh.parquet")
     assert fresh.num_kept == 0
     assert read(out).equals(read(tmp_path / "fresh.parquet"))
+
+
+def test_parts_of_another_version_or_checkpoint_are_not_gone_on_with(run, data, tmp_path):
+    out = tmp_path / "scores.parquet"
+    dataset = EncodedDataset.open(data)
+    predictor, checkpoint = open_for(run, dataset)
+
+    def stop(count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score_split(predictor, checkpoint, dataset, "test", out, stop)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pibroch.score.split.__version__", "another")
+        with pytest.raises(ConfigError, match="begun with another checkpoint"):
+            score_split(predictor, checkpoint, dataset, "test", out)
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    (other / MANIFEST).write_bytes((other / MANIFEST).read_bytes() + b" ")
+    with pytest.raises(ConfigError, match="begun with another checkpoint"):
+        score_split(predictor, other, dataset, "test", out)
+    score_split(predictor, checkpoint, dataset, "test", out)
 
 
 def test_parts_of_data_that_were_replaced_are_scored_anew(run, data, tmp_path, caplog):

@@ -1,6 +1,7 @@
 """Runs with several labels, weights, groups and numbers, from the recipe to scores."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 import pibroch as pb
-from pibroch.data import EncodedDataset, Loader
+from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.data import EncodedDataset, JaggedBatch, Loader
+from pibroch.data.schema import Schema
 from pibroch.errors import ConfigError
 from pibroch.observability.report import write_report
 from pibroch.score.checkpoint import evaluate_checkpoint, open_for
 from pibroch.score.split import score_split
 from pibroch.serve.export import ExportOptions, export_checkpoint
+from pibroch.train.criterion import Criterion
 from pibroch.train.monitored import check_monitor, value_of
 from several_labels import SCHEMA, prepared
 from small_run import make_config, run_command, train_here
@@ -56,6 +60,32 @@ def test_both_tasks_are_learned_and_told(trained):
     assert list(told["seconds"]) == ["rmse", "mae", "rmse_unweighted", "mae_unweighted"]
     assert told["click"]["auc"] == trained.result.summary.auc > 0.8
     assert told["click"]["gauc"] > 0.75 and told["seconds"]["rmse"] < 0.7
+
+
+@pytest.mark.parametrize("loss", ["bce", "softmax"])
+@pytest.mark.parametrize(("click", "seconds"), [(1, 1), (0.25, 1), (1, 3), (0, 2)])
+def test_each_tasks_loss_counts_by_its_weight(tmp_path, loss, click, seconds):
+    """In the sum and in the gradients, beside what each task alone says."""
+    labels = torch.tensor([[0.0, 1.5], [1.0, -0.5], [1.0, 2.0], [0.0, 0.0]])
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    batch = JaggedBatch.from_one_hot(torch.empty(4, 0), ["user"], ids, labels)
+    batch = replace(batch, groups=torch.tensor([0, 0, 1, 1]))
+
+    def loss_of(of_click, of_seconds):
+        tasks = f"click={{loss='{loss}', weight={of_click}}}"
+        tasks += f", seconds={{loss='mse', weight={of_seconds}}}"
+        config = make_config(tmp_path, "model.name=mmoe", f"tasks={{{tasks}}}")
+        logits = torch.tensor(
+            [[0.5, 1.0], [-1.0, 0.0], [2.0, -1.0], [0.1, 0.3]], requires_grad=True
+        )
+        criterion = Criterion(config, Schema.from_toml(SCHEMA), Channel(Ranks.alone()))
+        value = criterion(logits, batch)
+        value.backward()
+        return torch.cat([value.detach()[None], logits.grad.flatten()])
+
+    alone = loss_of(1, 0), loss_of(0, 1)
+    assert alone[0][0] > 0.1 and alone[1][0] > 0.1
+    torch.testing.assert_close(loss_of(click, seconds), click * alone[0] + seconds * alone[1])
 
 
 def test_figures_are_those_of_the_scores(trained):

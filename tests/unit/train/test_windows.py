@@ -110,6 +110,35 @@ def test_figures_are_those_of_the_records_in_each_window_whenever_ranks_agree(ev
     assert sum(record.auc is not None for record in records) > 10
 
 
+def add_records(windows, step, *times, weight=1.0):
+    """Records at these times."""
+    weights = np.full(len(times), weight, np.float32)
+    batch = batch_of(np.array(times, np.int64), np.ones(len(times)), weights)
+    windows.add(step, torch.zeros(len(times)), batch)
+
+
+def test_a_window_is_over_with_the_record_at_its_end_and_lateness_and_not_before():
+    windows = made()
+    add_records(windows, 1, 0, 999)
+    add_records(windows, 2, 2499)
+    assert not windows.settle()
+    add_records(windows, 3, 2500, 999)  # the latter comes with what closes its window
+    add_records(windows, 4, 999)
+    (record,) = windows.settle()
+    assert (record.step, record.begin_ms, record.num_samples, record.num_late) == (3, 0, 3, 0)
+    add_records(windows, 5, 3499)
+    assert not windows.settle(), "1000 to 2000 has no records"
+    add_records(windows, 6, 4500)
+    assert [(each.begin_ms, each.num_late) for each in windows.settle()] == [(2000, 1)]
+
+
+def test_records_that_weigh_nothing_open_no_window():
+    windows = made()
+    add_records(windows, 1, 0, 1, weight=0.0)
+    add_records(windows, 2, 1000, 4000)
+    assert [each.begin_ms for each in windows.settle()] == [1000]
+
+
 def test_auc_of_many_samples_is_that_of_exact_logits():
     windows = made(WindowsConfig(seconds=1000, lateness_seconds=0))
     steps = list(stream(40, size=2000))
@@ -158,6 +187,10 @@ def test_other_windows_begin_anew_and_damaged_ones_are_refused():
     assert other.watermark is None
     other.go_on(windows.watermark)
     assert other.watermark == windows.watermark
+    other.go_on(windows.watermark + 5)
+    other.go_on(windows.watermark + 3)
+    other.go_on(None)
+    assert other.watermark == windows.watermark + 5, "time of an earlier process never goes back"
     with pytest.raises(CheckpointError, match="other shapes"):
         made().load_state({**state, "counts": state["counts"][:1]})
 

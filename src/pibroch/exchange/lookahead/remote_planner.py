@@ -156,7 +156,7 @@ class RemotePlanner(Planner):
                 called.value()
             except (WorkerLostError, UnknownWorkerError) as error:
                 self._recover(out_of_reach("oracle", self._name, error))
-            except Exception:
+            except Exception:  # of whatever kind, the future has it, and its reader raises it
                 on_answer(called)
             else:
                 on_answer(called)

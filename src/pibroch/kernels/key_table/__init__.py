@@ -13,6 +13,7 @@ from pibroch.kernels.key_table import numba
 from pibroch.kernels.key_table.numba import (
     MOST_COUNT,
     MOST_ROWS,
+    MOST_STEP,
     KeyTable,
     count_distances,
     insert,
@@ -23,6 +24,7 @@ from pibroch.kernels.key_table.numba import (
 __all__ = [
     "MOST_COUNT",
     "MOST_ROWS",
+    "MOST_STEP",
     "KeyTable",
     "admit_tables",
     "copy_of",

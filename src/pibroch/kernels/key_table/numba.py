@@ -34,6 +34,7 @@ AHEAD = 16  # keys between the one that is put or taken and the one whose slot i
 ROWS_PER_SLOT = 0.5  # at most: at 0.6 inserting takes a third longer, at 0.4 nothing is gained
 MOST_ROWS = (1 << 31) - 1
 MOST_COUNT = (1 << 31) - 1  # counts stay there
+MOST_STEP = (1 << 31) - 1  # the half of an entry that is a step is signed
 MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX2 = np.uint64(0x94D049BB133111EB)
 HALF = np.uint64(32)

@@ -142,7 +142,7 @@ def _rebuilt(failure: Failure, callables: Callables) -> Exception | None:
             error = build()
             if isinstance(error, cls) and str(error) == failure.message:
                 return error
-        except Exception:
+        except Exception:  # of a constructor or str() of the user's: the next way is tried
             continue
     return None
 
@@ -223,7 +223,7 @@ def copy_of(error: Exception) -> Exception:
     """
     try:
         copied = copy.copy(error)
-    except Exception:
+    except Exception:  # of a constructor of the user's, which is not called below
         copied = error
     if type(copied) is not type(error) or copied is error or str(copied) != str(error):
         # its constructor has other parameters than ``args``

@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.sources import TextSource
 from pibroch.data.splits import SplitRule
 from pibroch.data.streams.aside import SetAside
+from pibroch.data.streams.batches import Offer, StreamOptions, Verdict, decide
 from pibroch.data.streams.journal import Journal
 from pibroch.errors import CheckpointError, DataError
 from stream_files import (
@@ -44,6 +46,35 @@ def test_each_event_comes_once_whatever_the_files_are(tmp_path, kind):
     same = next(iter(stream(tmp_path)))
     assert digest(same) == digest(first)
     assert batches[-1].position.samples == 60 and batches[-1].position.step == 8
+
+
+def offer(samples=0, idle_s=0.0, **changes):
+    empty = Offer([], samples, 0, 0.0, False, 0.0, idle_s, False, False, [])
+    return replace(empty, **changes)
+
+
+@pytest.mark.parametrize(
+    ("offers", "has_given", "verdict"),
+    [
+        ([offer(idle_s=9.0), offer(idle_s=9.0)], False, Verdict.WAIT),  # nothing to hand out
+        ([offer(idle_s=9.0), offer(idle_s=9.0)], True, Verdict.PAUSE),
+        ([offer(idle_s=9.0), offer(idle_s=0.5)], True, Verdict.WAIT),
+        ([offer(idle_s=20.0), offer(idle_s=20.0)], True, Verdict.END),
+        ([offer(idle_s=20.0), offer(idle_s=20.0, is_waiting=True)], False, Verdict.WAIT),
+        ([offer(3, waited_s=0.5), offer(idle_s=9.0)], True, Verdict.WAIT),
+        ([offer(3, waited_s=1.0), offer(idle_s=9.0)], True, Verdict.STEP),
+        ([offer(3, is_full=True), offer()], False, Verdict.STEP),
+        ([offer(3, idle_s=20.0), offer(idle_s=20.0)], False, Verdict.STEP),
+        ([offer(waited_s=9.0, bad=3), offer()], False, Verdict.WAIT),  # bad records make no step
+        ([offer(3, is_full=True), offer(wants_end=True)], True, Verdict.END),
+    ],
+)
+def test_what_all_ranks_do_next(offers, has_given, verdict):
+    options = StreamOptions(8, wait_seconds=1.0, idle_seconds=15.0)
+    assert decide(offers, options, has_given) is verdict
+    assert decide(offers[::-1], options, has_given) is verdict
+    if verdict is Verdict.END and not offers[1].wants_end:  # a stream without an end
+        assert decide(offers, replace(options, idle_seconds=None), True) is Verdict.PAUSE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,14 +138,16 @@ def test_a_line_of_the_journal_that_was_cut_off_is_decided_anew(tmp_path):
 
 def test_files_of_the_journal_that_nobody_needs_go(tmp_path, monkeypatch):
     monkeypatch.setattr("pibroch.data.streams.journal.STEPS_PER_FILE", 2)
-    (tmp_path / "a.csv").write_bytes(csv_text(events(0, 60)))
+    data = tmp_path / "data"  # the journal is none of its sub-folders, which are read
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 60)))
     needed = [0]
     journal = Journal(tmp_path / "journal", lambda: needed[0])
-    for batch in stream(tmp_path, journal=journal):
+    for batch in stream(data, journal=journal):
         needed[0] = max(0, batch.position.step - 2)
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert names == ["steps-000000000005.jsonl", "steps-000000000007.jsonl"]
-    later = stream(tmp_path, journal=Journal(tmp_path / "journal"))
+    later = stream(data, journal=Journal(tmp_path / "journal"))
     later.load_state_dict(later.state_at(batch.position))
     assert list(later) == []
     with pytest.raises(DataError, match="each step from 2 on"):
@@ -135,7 +168,21 @@ def test_ranks_share_partitions_and_one_without_events_gives_none(tmp_path):
     assert right[0].first_sample == 4 and right[0].values.numel() == 0
 
 
-def test_weights_have_a_mean_of_1_over_all_ranks(tmp_path):
+def test_weights_are_shares_of_those_of_all_ranks(tmp_path):
+    for name, first in (("left", 0), ("right", 4)):
+        (tmp_path / name).mkdir()
+        rows = [{**row, "weight": 1.0 + row["event"]} for row in events(first, first + 4)]
+        (tmp_path / name / "a.csv").write_bytes(csv_text(rows))
+    (left,), (right,) = on_two_ranks(
+        lambda rank, gather: stream(
+            tmp_path, part=(rank, 2), partitions=("left", "right"), gather=gather
+        )
+    )
+    weights = torch.cat([left.sample_weights, right.sample_weights])
+    torch.testing.assert_close(weights, torch.arange(1.0, 9.0) * 8 / 36)
+
+
+def test_weights_have_a_mean_of_1_in_one_process(tmp_path):
     rows = events(0, 8)
     for row in rows:
         row["weight"] = 0.0 if row["event"] == 3 else float(row["event"])

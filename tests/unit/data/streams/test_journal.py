@@ -1,5 +1,6 @@
 """The journal of steps: a line is there whole or not at all, and says when it was changed."""
 
+import os
 import resource
 from contextlib import contextmanager
 
@@ -54,6 +55,49 @@ def test_a_step_whose_line_does_not_fit_is_not_given_out(tmp_path):
     again = stream(data, journal=Journal(folder))
     again.load_state_dict(again.state_at(first[-1].position))
     assert list(map(numbers, again)) == list(map(numbers, rest))
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    """Bytes of each file that would be there after a loss of power, by path."""
+    flushed = {}
+    fsync = os.fsync
+
+    def note(descriptor):
+        fsync(descriptor)
+        flushed[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    return flushed
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="descriptors have no names here")
+def test_what_a_checkpoint_says_survives_a_loss_of_power(tmp_path, on_disk):
+    """All lines of the steps before it are on the disk once its state is given out."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_bytes(csv_text(events(0, 40)))
+    reading = stream(data, journal=Journal(tmp_path / "kept"))
+    batches = iter(reading)
+    for _ in range(2):
+        first = next(batches)
+        (path,) = (tmp_path / "kept").iterdir()
+        size = path.stat().st_size
+        assert on_disk.get(str(path), 0) < size, "a step itself waits for no disk"
+        reading.state_at(first.position)
+        assert on_disk[str(path)] == path.stat().st_size >= size
+    reading.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="descriptors have no names here")
+def test_a_file_of_steps_is_on_the_disk_before_the_next_one_begins(tmp_path, on_disk, monkeypatch):
+    monkeypatch.setattr("pibroch.data.streams.journal.STEPS_PER_FILE", 3)
+    journal = journal_of(tmp_path, 4)
+    first, second = sorted(tmp_path.iterdir())
+    assert on_disk == {str(first): first.stat().st_size}
+    journal.sync()
+    assert on_disk[str(second)] == second.stat().st_size
+    journal.close()
 
 
 @pytest.mark.parametrize(
