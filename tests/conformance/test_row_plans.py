@@ -13,13 +13,15 @@ from test_world import KIND_OF, bits, whole_records
 
 import cases
 from cases import OPTIMIZERS, SHAPES, run_steps
+from grids import some
 from row_plans import random_plan
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_alltoall_with_copies_gives_the_bits_of_row_wise_placement(worlds, size, shape):
-    for seed, name in enumerate(OPTIMIZERS):
+    number = size + [*SHAPES].index(shape)
+    for seed, name in some(enumerate(OPTIMIZERS), number, 2):
         first, records = bits(worlds(size), name, shape)
         plan = random_plan(SHAPES[shape], size, seed, copies=size > 1)
         replicas = ("gather", "sparse", "dense")[(seed + size) % 3]
@@ -54,7 +56,7 @@ def test_sums_of_whole_copied_tables_have_the_same_bits(worlds, size, placement,
 @pytest.mark.parametrize("cache", ["lrpp", "partitioned", "replicated"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_lookahead_gives_them_too(worlds, size, cache):
-    for number, name in enumerate(OPTIMIZERS):
+    for number, name in some(enumerate(OPTIMIZERS), size + len(cache), 2):
         plan = random_plan(SHAPES["odd_dims"], size, 10 * number + size, copies=False)
         options = {"lookahead": (1, 7, 200)[(number + size) % 3], "cache": cache, "placement": plan}
         results = worlds(size).run(cases.run_stream, name, SIZES, exchange="lookahead", **options)
