@@ -133,6 +133,18 @@ def test_half_of_a_last_line_is_none_and_the_next_goes_in_its_place(tmp_path):
     assert [step for step, _ in Journal(tmp_path).steps_after(0)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("needed", "first"), [(0, 1), (1, 1), (2, 3), (3, 3), (4, 5), (9, 7)])
+def test_a_file_stays_as_long_as_its_last_step_is_needed(tmp_path, monkeypatch, needed, first):
+    monkeypatch.setattr("pibroch.data.streams.journal.STEPS_PER_FILE", 2)
+    journal = Journal(tmp_path, lambda: needed)
+    for step in range(1, 8):
+        journal.append(step, step_ranges(step))
+    journal.close()
+    assert min(path.name for path in tmp_path.iterdir()) == f"steps-{first:012d}.jsonl"
+    steps = [step for step, _ in Journal(tmp_path).steps_after(needed)]
+    assert steps == list(range(needed + 1, 8))
+
+
 def test_records_that_are_skipped_are_for_whoever_goes_on(tmp_path):
     """Of a step that is there, of a later one, and all of a step."""
     data = tmp_path / "data"
