@@ -26,7 +26,7 @@ def read_groups(path: Path) -> list[list[str]]:
             isinstance(name, str) for tower in towers for name in tower
         ):
             raise TypeError("no lists of names")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path}, which is no file of groups: {error}", "a file of pibroch plan towers", _DO
         ) from error

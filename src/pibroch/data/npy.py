@@ -94,7 +94,8 @@ class NpySource:
     def _frame(self, first: int, end: int) -> pl.DataFrame:
         columns = [] if self._labels is None else [self._labels[first:end, 0]]
         dense, sparse = (np.array(array[first:end]) for array in self._arrays.values())
-        columns += [*dense.astype(np.float64).T, *sparse.T]
+        with np.errstate(invalid="ignore"):  # NaNs of whichever bits are missing values
+            columns += [*dense.astype(np.float64).T, *sparse.T]
         frame = pl.DataFrame(dict(zip(self.columns, columns, strict=True)))
         return frame.fill_nan(None)  # a missing value
 

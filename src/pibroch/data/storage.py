@@ -92,7 +92,7 @@ def read_json_lines(path: Path) -> list[Any]:
     for number, line in enumerate(whole_lines(path), 1):
         try:
             found.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"line {number} of {path}, which is damaged",
                 "lines of JSON, as they were written",

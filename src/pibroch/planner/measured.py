@@ -30,7 +30,7 @@ def measured_payload(run: Path, num_ranks: int) -> Floats:
     path = run / "summary.json"
     try:
         sent = json.loads(path.read_text(encoding="utf-8")).get("bytes_by_link")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path}: {error}", "the directory of a run that has ended", "check --run"
         ) from error
@@ -105,7 +105,7 @@ def _summary(run: Path) -> dict[str, Any]:
     """A run in figures; nothing where they cannot be read."""
     try:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return summary if isinstance(summary, dict) else {}
 

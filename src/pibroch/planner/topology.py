@@ -147,7 +147,7 @@ class ClusterTopology:
         try:
             text = path.read_text(encoding="utf-8-sig")
             content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, unreadable: {error}", "a topology in TOML or JSON", "check the path"
             ) from error

@@ -177,7 +177,7 @@ def _read(what: Path) -> dict[str, Any]:
         content = json.loads(what.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {"damaged": True}
     return content if isinstance(content, dict) else {"damaged": True}
 

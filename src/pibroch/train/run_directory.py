@@ -271,7 +271,7 @@ class RunDirectory:
             return content
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             logger.warning("%s is damaged (%s), and taken as lost", path, error)
             return None
 
@@ -303,7 +303,7 @@ def _record(line: bytes | str) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(line)
         return record
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

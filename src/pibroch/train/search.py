@@ -537,7 +537,7 @@ def _failed(trial: Trial, code: int, log: Path) -> Trial:
 def _read(path: Path) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}", "what a search wrote there", "remove it") from error
     return said
 

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import resource
 import select
 import socket
 import threading
@@ -92,15 +94,20 @@ def test_a_run_answers_with_its_newest_figures():
             Exposition(address)
 
 
+NUM_IDLE = max(200, int(os.environ.get("PIBROCH_SOAK_CONNECTIONS", "0")))
+
+
 def test_idle_connections_take_no_threads_and_have_a_bound():
     """The ones that have waited longest are closed for new ones; who asks is answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * NUM_IDLE)), hard))
     sink = Exposition("127.0.0.1:0")
     address = ("127.0.0.1", int(sink.url.split(":")[2].split("/")[0]))
     idle = []
     try:
         get(sink.url)
         num_threads = threading.active_count()
-        for _ in range(200):
+        for _ in range(NUM_IDLE):
             idle.append(socket.create_connection(address, 20))
             idle[-1].sendall(b"GET /metrics HTTP/1.1\r\n")  # a head without its end
         assert "pibroch_run_alarms_total" in get(sink.url)
@@ -113,6 +120,7 @@ def test_idle_connections_take_no_threads_and_have_a_bound():
         for each in idle:
             each.close()
         sink.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not [each for each in threading.enumerate() if each.name == "pibroch-http"]
 
 

@@ -6,6 +6,7 @@ rows let others in by one listener; none of them is held up for half a second me
 
 import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -33,6 +34,8 @@ SECRET = b"the secret of this test alone, 32"
 STRANGE = b"the secret of another job, also 3"
 FRAMES = int(os.environ.get("PIBROCH_SOAK_FRAMES", "1500"))
 """Damaged handshakes at each listener."""
+NUM_SLOW = max(100, int(os.environ.get("PIBROCH_SOAK_CONNECTIONS", "0")))
+"""Connections that are slow at the same time."""
 HELD_UP_S = 0.5
 THESE = encode(WantedRows("these"))
 TIMEOUT_S = 60.0
@@ -243,9 +246,24 @@ def test_nobody_without_the_secret_gets_in(listener):
     listener.greet()
 
 
-def test_who_is_slow_holds_up_nobody(listener):
-    """More connections than may wait, some of which send a byte now and then."""
-    slow = [listener.connect() for _ in range(100)]
+@pytest.fixture
+def many_files():
+    """As many files may be open as both ends of all connections are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * NUM_SLOW)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_is_slow_holds_up_nobody(many_files, listener):
+    """More connections than may wait, some of which send a byte now and then.
+
+    They take no threads, and memory within bounds.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    num_threads = threading.active_count()
+    slow = [listener.connect() for _ in range(NUM_SLOW)]
+    assert threading.active_count() <= num_threads + 2
     with watched(listener):
         for _ in range(5):
             for link in slow[::3]:
@@ -253,6 +271,7 @@ def test_who_is_slow_holds_up_nobody(listener):
                     link.send(b"\x60")
             time.sleep(0.02)
     listener.greet()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10  # KiB
     for link in slow:
         link.close()
 

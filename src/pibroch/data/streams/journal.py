@@ -177,6 +177,6 @@ def _record_in(line: bytes) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(line)
         crc = record.pop("crc")
-    except (ValueError, AttributeError, TypeError, KeyError):
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         return None
     return record if crc == zlib.crc32(json.dumps(record).encode()) else None
