@@ -96,7 +96,7 @@ def test_files_of_a_stream(tmp_path, attempt, kind):
     for _ in range(-(-TIMES // len(STREAM_KINDS))):
         path.write_bytes(wounded(right, chance))
         reading = stream(tmp_path, most_bad_share=1.0)
-        attempt(lambda: [numbers(batch) for batch in reading])
+        attempt(lambda reading=reading: [numbers(batch) for batch in reading])
         reading.close()
 
 
