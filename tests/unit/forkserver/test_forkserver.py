@@ -97,7 +97,7 @@ def test_a_module_that_cannot_be_imported_is_said_and_left_to_the_child(
     (tmp_path / "raises_its_own.py").write_text("raise ZeroDivisionError('of its own')")
     (tmp_path / "comes_after.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with ForkServer(sys.exit, lambda: iter(())) as server, caplog.at_level("DEBUG"):
+    with ForkServer(sys.exit, lambda: iter(())) as server, caplog.at_level("DEBUG", "pibroch"):
         server.preload(["nothing_such", "raises_its_own", "comes_after"])
     assert "comes_after" in sys.modules
     first, second = caplog.messages
