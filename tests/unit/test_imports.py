@@ -256,6 +256,14 @@ def test_one_process_trains_without_rpc_servers_roles_and_processors():
     assert float(run_without(rooms, PROGRAM)) < 0.4
 
 
+def test_tables_load_neither_compilers_of_models_nor_data_frames():
+    """They cost a second and a half of CPU, in each rank and each server worker."""
+    program = "import sys, pibroch as pb; pb.Embeddings; print(*sys.modules, sep=chr(10))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pibroch.exchange.embeddings" in ran.stdout.split(), ran.stderr
+    assert not {"torch._dynamo", "polars", "sympy"} & {*ran.stdout.split()}
+
+
 def test_the_command_line_trains_in_one_process_without_rpc(tmp_path):
     output = run_without(
         ["rpc", "servers", "processors", "exchange.lookahead.oracle"],

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 
 from pibroch.collectives import Channel, Ranks
@@ -50,6 +51,8 @@ from pibroch.kernels.arrays import Ints
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B")
+_not_compiled: Any = _disable_dynamo
+"""``torch.compiler.disable`` at the first call: that one loads torch._dynamo, a second, at once."""
 _NOT_COPIED = {"ranks", "control", "_handed_out", "_kept", "_scaler"}
 
 
@@ -346,7 +349,7 @@ class Embeddings(TableStates):
             loader.assignment = schedule_for(loader, rows, self.control)
         return loader
 
-    @torch.compiler.disable
+    @_not_compiled
     def forward(self, batch: object) -> Tensor | EmbeddingOutput:
         """Pooled embeddings of tables of one dim, float32 ``[B, F, D]``; F as the tables' features.
 

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
-
-import polars as pl
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pibroch.data.layout import Layout
 from pibroch.data.parse import NO_INTEGERS, Integers
 from pibroch.errors import CheckpointError, DataError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
