@@ -19,9 +19,9 @@ from pibroch.embedding import RowSpace
 from pibroch.exchange.assigned import rows_under
 from pibroch.exchange.layout import LaneLayout, lay_out
 from pibroch.exchange.lookahead.oracle import Opening, Oracle, StepPlan
+from pibroch.exchange.lookahead.oracle.kernels.window import Gradients, Transfer
 from pibroch.kernels.arrays import Ints
 from pibroch.kernels.route import resolve_addresses
-from pibroch.kernels.window import Gradients, Transfer
 
 LOOKAHEAD = 200
 DIM = 16

@@ -151,7 +151,7 @@ class Copy:
         if reason := self._problem_without(mutant.tests):
             return Outcome(mutant, Verdict.NO_TESTS, reason=reason)
         with self._written(file, source):
-            code, output = self._run(mutant.tests, compiles=mutant.file.startswith("kernels/"))
+            code, output = self._run(mutant.tests, compiles="kernels" in Path(mutant.file).parts)
         seconds = time.monotonic() - started
         if code is None:
             return Outcome(mutant, Verdict.TIMED_OUT, seconds)

@@ -26,9 +26,9 @@ from pibroch.exchange.lookahead.announcement import (
     Prepared,
     PreparedLane,
 )
+from pibroch.exchange.lookahead.oracle.kernels import varint
 from pibroch.exchange.messages import together
 from pibroch.exchange.wire import RowWire
-from pibroch.kernels import varint
 from pibroch.state.tensor_file import write_tensors
 
 OPTIMIZERS = {

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.assignment.kernels import assign as kernels
 from pibroch.assignment.rows_of import RowsOf
 from pibroch.data import JaggedBatch
-from pibroch.kernels import assign as kernels
 from pibroch.kernels import route as routing
 from pibroch.kernels.arrays import Array, Ints
 

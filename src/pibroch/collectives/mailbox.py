@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pibroch.kernels import mailbox as queue
-from pibroch.kernels.ring import wait_for_change
+from pibroch.collectives.kernels import mailbox as queue
+from pibroch.collectives.kernels.ring import wait_for_change
 from pibroch.wire.alive import state_behind
 from pibroch.wire.arena import SHARED_BLOCK_BYTES, SHARED_SEGMENT_BYTES, Arena, NeedSegment
 from pibroch.wire.segment_trade import receive_segment, send_segment
@@ -39,7 +39,7 @@ EXPECTED = 8
 LINE = 64
 SLEEP_US = 100_000
 EFFORT = (20, 0, 50, 0, 32)
-"""How a wait spends its time, see :data:`pibroch.kernels.ring.SPINS`.
+"""How a wait spends its time, see :data:`pibroch.collectives.kernels.ring.SPINS`.
 
 It sleeps soon, since the cores have models to compute.
 """

@@ -27,7 +27,7 @@ def open_host_transport(ranks: Group) -> Transport:
         ConfigError: for a transport in the environment that is not known.
     """
     # imported here, as a run of one process does not need them
-    from pibroch.kernels.atomics import FUTEX_CALL
+    from pibroch.collectives.kernels.atomics import FUTEX_CALL
     from pibroch.wire.rendezvous import rendezvous
 
     choice = os.environ.get(TRANSPORT_VARIABLE) or "auto"

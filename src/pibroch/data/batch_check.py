@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pibroch.data.kernels.samples import first_fall, first_not_finite
 from pibroch.errors import DataError
-from pibroch.kernels.samples import first_fall, first_not_finite
 
 _BUILD = "build batches with pibroch's loader or JaggedBatch.from_*"
 _CPU = torch.device("cpu")

@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.kernels.text import EMPTY_CODE, parse_numbers
+from pibroch.data.kernels.vocabulary import (
+    EMPTY_SLOT,
+    first_not_found,
+    hash_table,
+    look_up,
+    look_up_stacked,
+)
 from pibroch.data.parse import Fields, item_codes, without_nulls
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, bin_rows
@@ -16,14 +24,6 @@ from pibroch.data.values import NO_TEXT, TEXT_RULES, is_list, text_of
 from pibroch.errors import DataError
 from pibroch.kernels import parallel
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.text import EMPTY_CODE, parse_numbers
-from pibroch.kernels.vocabulary import (
-    EMPTY_SLOT,
-    first_not_found,
-    hash_table,
-    look_up,
-    look_up_stacked,
-)
 
 CODES_PER_THREAD = 1 << 16
 MOST_USED_SLOTS = 4096

@@ -13,10 +13,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pibroch.data.event_windows import NO_TIME, WindowRule
+from pibroch.data.kernels.sampling import stream_keys, uniform
 from pibroch.data.planted import TruthMeter, sigmoid
 from pibroch.data.synthetic import Generator, SyntheticOptions
 from pibroch.errors import ConfigError
-from pibroch.kernels.sampling import stream_keys, uniform
 
 ID = "event_id"
 TIME = "time"

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.kernels.histories import EMPTY_SLOT, histories
+from pibroch.data.kernels.text import EMPTY_CODE
 from pibroch.data.parse import LoggedEvents
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.spool import Spool
 from pibroch.data.transform import MISSING_ROW
 from pibroch.errors import DataError
-from pibroch.kernels.histories import EMPTY_SLOT, histories
-from pibroch.kernels.text import EMPTY_CODE
 
 Histories = tuple[NDArray[np.int64], NDArray[np.uint64]]
 """Lengths ``[R]``, -1 for users of other parts, and codes of items ``[V]``."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.kernels.text import RECORD_ITEMS, Positions, find_fields
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import Schema
 from pibroch.data.sources import BYTE_ORDER_MARK, split_record
 from pibroch.errors import DataError
-from pibroch.kernels.text import RECORD_ITEMS, Positions, find_fields
 
 
 def fields_of_lines(

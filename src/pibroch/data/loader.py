@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pibroch.data.batch import Assigned, JaggedBatch, LoaderPosition, shares
 from pibroch.data.dataset import Bags, Split
+from pibroch.data.kernels.samples import gather_bags, gather_ids, gather_samples
 from pibroch.data.order import EpochOrder
 from pibroch.errors import CheckpointError, ConfigError
 from pibroch.integers import whole_number
-from pibroch.kernels.samples import gather_bags, gather_ids, gather_samples
 
 
 class Assignment(Protocol):

@@ -13,6 +13,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.data.kernels.text import (
+    RECORD_ITEMS,
+    Bytes,
+    Positions,
+    cut_characters,
+    find_fields,
+    hash_fields,
+    hash_integers,
+    numbers_of_integers,
+    parse_numbers,
+    split_items,
+)
 from pibroch.data.layout import ITEM_END, Layout, hint_for_header, hint_for_record, shown
 from pibroch.data.quotes import find_swallowed
 from pibroch.data.schema import CategoricalFeature, DenseFeature, Events, Schema
@@ -35,18 +47,6 @@ from pibroch.data.transform import (
 from pibroch.data.values import TEXT_RULES
 from pibroch.errors import DataError
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.text import (
-    RECORD_ITEMS,
-    Bytes,
-    Positions,
-    cut_characters,
-    find_fields,
-    hash_fields,
-    hash_integers,
-    numbers_of_integers,
-    parse_numbers,
-    split_items,
-)
 
 _SHOWN_BAD_RECORDS = 5
 _MOST_TIME = 2.0**62

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.click_model import sums
+from pibroch.data.kernels.click_model import sums
 
 NUM_FACTORS = 2
 CLICK_RATE = 0.2566

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels.text import (
+from pibroch.data.kernels.text import (
     NOT_CLOSED,
     RECORD_ITEMS,
     TEXT_AFTER_QUOTE,

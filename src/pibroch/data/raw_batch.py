@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from pibroch.data.batch import JaggedBatch, one_hot_offsets
 from pibroch.data.encode import Encoders, FeatureEncoder, raw_numbers, texts_of
+from pibroch.data.kernels.text import hash_fields, parse_numbers
 from pibroch.data.parse import Fields, without_nulls
 from pibroch.data.schema import CategoricalFeature, Schema
 from pibroch.data.transform import bin_rows, standardised, transform_dense
 from pibroch.errors import DataError
-from pibroch.kernels.text import hash_fields, parse_numbers
 
 
 def batch_from_raw(

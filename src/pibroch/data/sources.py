@@ -17,10 +17,10 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import zstandard
 
+from pibroch.data.kernels.text import RECORD_ITEMS, complete_records_end, find_fields
 from pibroch.data.layout import Layout
 from pibroch.data.parse import BadRecord
 from pibroch.errors import DataError
-from pibroch.kernels.text import RECORD_ITEMS, complete_records_end, find_fields
 
 _READ_BYTES = 1 << 18
 _GZIP_STEP_BYTES = 1 << 15

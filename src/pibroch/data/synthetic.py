@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from pibroch.data.counted import RowCounts
 from pibroch.data.drift import Drift
 from pibroch.data.encode import fields_of, raw_ids
+from pibroch.data.kernels.sampling import alias_table, draw_ids, stream_keys, uniform
+from pibroch.data.kernels.text import hash_fields
 from pibroch.data.planted import (
     DEVIATIONS,
     GROUPED_DEVIATIONS,
@@ -38,8 +40,6 @@ from pibroch.data.transform import FIRST_ROW
 from pibroch.data.writer import DatasetWriter, EncodedRows
 from pibroch.errors import ConfigError
 from pibroch.kernels.arrays import Array
-from pibroch.kernels.sampling import alias_table, draw_ids, stream_keys, uniform
-from pibroch.kernels.text import hash_fields
 from pibroch.version import __version__
 
 _CHUNK_SAMPLES = 65_536

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pibroch.data.kernels.text import Bytes, Positions, hash_fields
 from pibroch.data.schema import Schema, Target
 from pibroch.data.transform import LARGEST
-from pibroch.kernels.text import Bytes, Positions, hash_fields
 
 Fields = tuple[Bytes, Positions, Positions]
 Read = tuple[NDArray[np.float64], NDArray[np.bool_], str]

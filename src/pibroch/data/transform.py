@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels import vocabulary
+from pibroch.data.kernels import vocabulary
 
 Transform = Literal["log", "identity"]
 Binning = Literal["log", "hour", "weekday"]

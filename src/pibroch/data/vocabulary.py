@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.data.counted import Counted, merged
+from pibroch.data.kernels.text import EMPTY_CODE
 from pibroch.data.schema import CategoricalFeature
 from pibroch.data.splits import TRAIN, SplitRule
 from pibroch.data.spool import Spool
 from pibroch.data.transform import FIRST_ROW, MISSING_ROW, UNKNOWN_ROW
 from pibroch.data.writer import write_table
-from pibroch.kernels.text import EMPTY_CODE
 from pibroch.storage import storage_errors
 
 _UINT64_RANGE = 1 << 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels import placement as kernels
+from pibroch.planner.kernels import placement as kernels
 
 Floats = NDArray[np.float64]
 NONE = 0

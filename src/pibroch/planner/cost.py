@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels import placement as kernels
+from pibroch.planner.kernels import placement as kernels
 
 Floats = NDArray[np.float64]
 Shards = NDArray[np.int16]

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.kernels import partition as kernels
 from pibroch.kernels.arrays import Array
 from pibroch.planner.cost import distinct
+from pibroch.planner.kernels import partition as kernels
 from pibroch.planner.profile import AccessProfile
 
 if TYPE_CHECKING:

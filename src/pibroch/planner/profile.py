@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from pibroch.errors import DataError
-from pibroch.kernels import profile as kernels
 from pibroch.kernels.arrays import Array
+from pibroch.planner.kernels import profile as kernels
 from pibroch.storage import storage_errors
 from pibroch.untrusted import MAX_JSON_BYTES, Refusal, checked, parse_json
 

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ConfigError
-from pibroch.kernels import placement as kernels
 from pibroch.planner.balance import by_worth
 from pibroch.planner.cost import distinct
+from pibroch.planner.kernels import placement as kernels
 from pibroch.planner.partition import Partitions
 from pibroch.planner.topology import ClusterTopology
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pibroch.embedding.row_set import ListedRows
 from pibroch.errors import ConfigError
-from pibroch.kernels import row_map as numbering
 from pibroch.kernels.arrays import Ints
 from pibroch.planner.assignment import Assignment
+from pibroch.planner.kernels import row_map as numbering
 
 
 @dataclass(frozen=True)

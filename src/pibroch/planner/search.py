@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.kernels import placement
 from pibroch.planner.balance import ALL, NONE, SOME, by_worth, place_homes
 from pibroch.planner.cost import links, traffic
 from pibroch.planner.cost import memory as used_memory
+from pibroch.planner.kernels import placement
 from pibroch.planner.partition import Form, Partitions
 from pibroch.planner.replicate import PlacedPartitions, Policy, along_links, candidates, everywhere
 from pibroch.planner.topology import ClusterTopology

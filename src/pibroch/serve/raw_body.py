@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pibroch.data.kernels.text import count_json
 from pibroch.data.lines import fields_of_lines
 from pibroch.data.schema import Schema
 from pibroch.errors import DataError
-from pibroch.kernels.text import count_json
 from pibroch.serve.predictor import columns_of
 from pibroch.serve.settings import Refusal
 

@@ -19,9 +19,9 @@ from pibroch.collectives.task_thread import TaskThread
 from pibroch.errors import ProtocolError
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, PlanRequest
 from pibroch.exchange.lookahead.oracle.encoding import encode
+from pibroch.exchange.lookahead.oracle.kernels import varint
 from pibroch.exchange.lookahead.oracle.requests import Answer, RequestKind
 from pibroch.exchange.lookahead.oracle.thread import OracleThread
-from pibroch.kernels import varint
 from pibroch.kernels.arrays import Ints
 from pibroch.rpc import functions
 from pibroch.servers.rounds import Rounds

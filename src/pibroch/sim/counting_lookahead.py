@@ -27,11 +27,11 @@ from pibroch.exchange.lookahead.announcement import (
 from pibroch.exchange.lookahead.build import check_whole_rows
 from pibroch.exchange.lookahead.carrier import Carrier
 from pibroch.exchange.lookahead.oracle import JointOracle, Oracle, StepPlan
+from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
 from pibroch.exchange.messages import Messages, joined
 from pibroch.exchange.rows import pool, room_for
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.window import Transfer
 from pibroch.sim.alone import RowRuns
 from pibroch.sim.counting import GRADIENT, LEARNING_RATE, Job, StepCount, of_ranks, timed
 from pibroch.sim.held import held_bytes

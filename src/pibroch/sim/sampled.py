@@ -24,9 +24,9 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.lookahead.announcement import prepare
 from pibroch.exchange.lookahead.oracle import Oracle, RowsOfRanks, StepPlan
+from pibroch.exchange.lookahead.oracle.kernels.window import MAX_RANKS
 from pibroch.exchange.rows import room_for
 from pibroch.kernels.arrays import Ints, distinct
-from pibroch.kernels.window import MAX_RANKS
 from pibroch.sim.counting import Job, StepCount
 from pibroch.sim.counting_lookahead import READ_BEYOND, Ahead, lanes_of
 from pibroch.sim.held import held_bytes

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import PibrochError
-from pibroch.kernels import events
+from pibroch.sim.kernels import events
 
 Tasks = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pibroch.data import JaggedBatch
 from pibroch.data.dataset import Split
-from pibroch.kernels.text import EMPTY_CODE
+from pibroch.data.kernels.text import EMPTY_CODE
 
 _Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Rows and items, or columns of items."""

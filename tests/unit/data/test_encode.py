@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from pibroch.data.encode import Encoders, FeatureEncoder
+from pibroch.data.kernels.text import EMPTY_CODE
 from pibroch.data.parse import field_codes
 from pibroch.data.schema import CategoricalFeature
 from pibroch.errors import DataError
-from pibroch.kernels.text import EMPTY_CODE
 
 
 def encoder(values: list[str] | None = None, **settings) -> FeatureEncoder:

@@ -7,6 +7,7 @@ import pytest
 
 from pibroch.data import EncodedDataset, Loader, health
 from pibroch.data.encode import MISSING_KEY, Encoders, FeatureEncoder
+from pibroch.data.kernels.text import naive
 from pibroch.data.loader import batch_of
 from pibroch.data.prepare import PrepareOptions, prepare
 from pibroch.data.presets import criteo_schema
@@ -18,7 +19,6 @@ from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.data.writer import DatasetWriter
 from pibroch.errors import ConfigError, DataError
-from pibroch.kernels.text import naive
 from pibroch.planner.count import count_dataset
 
 RAW = criteo_schema().with_changes(raw=True)

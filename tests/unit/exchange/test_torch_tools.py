@@ -150,7 +150,7 @@ def test_compiled_as_one_graph_is_refused():
     model = Clicks(seed=1)
     twin = Clicks(seed=1)
     whole = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="Embeddings.forward"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Embeddings\.forward"):
         whole(ones(2), ids(1, 2))
     rest = torch.compile(
         lambda x, rows: model.net(torch.cat([x, rows[:, 0]], 1)), backend="eager", fullgraph=True

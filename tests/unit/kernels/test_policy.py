@@ -12,7 +12,7 @@ from pibroch.kernels.compile_lock import COMPILE_TIMEOUT_S, locked
 PROGRAM = """
 import sys
 import numpy as np
-from pibroch.kernels.placement import numba as kernels
+from pibroch.planner.kernels.placement import numba as kernels
 print("ready", flush=True)
 sys.stdin.readline()
 kernels.nearer_shards(1.0 - np.eye(3))

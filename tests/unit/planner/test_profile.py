@@ -6,8 +6,8 @@ from pibroch.data.loader import Loader
 from pibroch.data.synthetic import SyntheticOptions, synthesize
 from pibroch.embedding import Table
 from pibroch.errors import ConfigError, DataError
-from pibroch.kernels.profile import naive
 from pibroch.planner.count import CountOptions, count_dataset
+from pibroch.planner.kernels.profile import naive
 from pibroch.planner.profile import AccessProfile, ProfileCounter
 
 

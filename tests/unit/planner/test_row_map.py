@@ -5,9 +5,9 @@ import pytest
 
 import pibroch as pb
 from pibroch.errors import ConfigError
-from pibroch.kernels import row_map as fast
-from pibroch.kernels.row_map import naive
 from pibroch.planner.assignment import Assignment
+from pibroch.planner.kernels import row_map as fast
+from pibroch.planner.kernels.row_map import naive
 from row_plans import random_plan
 
 TABLES = [pb.Table("a", 9, 4), pb.Table("ü/b", 1, 4), pb.Table("c", 400, 8)]

@@ -10,7 +10,7 @@ import torch
 from pibroch.errors import ConfigError, ProtocolError, TrainingError
 from pibroch.exchange.lookahead.oracle import Oracle
 from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_opening, decode_plan
-from pibroch.kernels.varint import naive as varint
+from pibroch.exchange.lookahead.oracle.kernels.varint import naive as varint
 from pibroch.rpc.info import WorkerInfo
 from pibroch.servers import plan_service as served
 from pibroch.servers.runs import Runs

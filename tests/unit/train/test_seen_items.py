@@ -6,7 +6,7 @@ import torch
 
 from pibroch.data import Loader
 from pibroch.data.dataset import Bags, Split
-from pibroch.kernels.text import EMPTY_CODE
+from pibroch.data.kernels.text import EMPTY_CODE
 from pibroch.train.all_items import _places
 from pibroch.train.seen_items import SeenItems
 

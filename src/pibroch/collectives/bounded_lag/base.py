@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, LEFT, STOPPED, WaitPolicy
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
+from pibroch.collectives.kernels.ring import copy_bytes
 from pibroch.errors import InputError, RankFailedError
 from pibroch.kernels.arrays import Bytes, Ints
-from pibroch.kernels.ring import copy_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name

@@ -18,9 +18,9 @@ from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.shared_memory import SharedMemoryTransport
 from pibroch.collectives.bounded_lag.tcp import TcpTransport
 from pibroch.collectives.group_store import store_between
+from pibroch.collectives.kernels.atomics import FUTEX_CALL
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import ConfigError
-from pibroch.kernels.atomics import FUTEX_CALL
 from pibroch.wire.alive import HostWatch
 from pibroch.wire.handshake_messages import IDLE
 from pibroch.wire.rendezvous import rendezvous

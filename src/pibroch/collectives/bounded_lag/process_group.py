@@ -33,8 +33,8 @@ from pibroch.collectives.bounded_lag.exchange import LaggedAllToAll
 from pibroch.collectives.bounded_lag.opening import open_lagged_transport
 from pibroch.collectives.bounded_lag.options import BoundedLagOptions
 from pibroch.collectives.bounded_lag.window import LagWindow
+from pibroch.collectives.kernels.ring import copy_bytes
 from pibroch.errors import ConfigError
-from pibroch.kernels.ring import copy_bytes
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name

@@ -24,8 +24,8 @@ import numpy as np
 
 from pibroch.collectives.bounded_lag.base import LaggedTransport, Opening, RankParts, Slot
 from pibroch.collectives.bounded_lag.losses import CLOSED, ENDED, WaitPolicy
+from pibroch.collectives.kernels import ring
 from pibroch.errors import RankFailedError
-from pibroch.kernels import ring
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.wire.alive import state_behind
 from pibroch.wire.segment_trade import receive_segment, send_segment
@@ -39,7 +39,7 @@ SLEEP_US = 100_000
 SEGMENT_STEP = 1 << 16
 MANY_CORES = (400, 1000, 2000, 0, 32)
 FEW_CORES = (20, 1000, 50, 0, 32)
-"""Effort of a wait, see :data:`pibroch.kernels.ring.SPINS`.
+"""Effort of a wait, see :data:`pibroch.collectives.kernels.ring.SPINS`.
 
 With a core for each rank of the host, and without.
 """

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pibroch.data.kernels.text import RECORD_ITEMS, find_fields
 from pibroch.data.layout import Layout
 from pibroch.data.sources import Uncompressed, split_record
 from pibroch.data.streams.base import Range, Records, changed, check_same
 from pibroch.errors import DataError
-from pibroch.kernels.text import RECORD_ITEMS, find_fields
 
 _BLOCK_BYTES = 1 << 16
 _MOST_BUFFERED_BYTES = 8 << 20

@@ -24,10 +24,10 @@ from pibroch.errors import DataError, ProtocolError, RowIdError
 from pibroch.exchange.agreement import bad_batch
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.fresh_rows import FreshRecords
+from pibroch.exchange.lookahead.oracle.kernels import varint
 from pibroch.exchange.messages import Messages, Values
 from pibroch.exchange.rows import BatchIds, group
 from pibroch.kernels import route as routing
-from pibroch.kernels import varint
 from pibroch.kernels.arrays import Bytes, Ints
 from pibroch.kernels.scatter_update import Grouped
 from pibroch.observability.trace import span
@@ -53,7 +53,7 @@ class PreparedLane:
         grouped: its positions by distinct address, rising.
         row_of_position: int32 ``[V]``, the number of each position's address among the distinct
             ones.
-        encoded: the distinct addresses, as :mod:`pibroch.kernels.varint` writes them.
+        encoded: the distinct addresses, as the oracle's kernel ``varint`` writes them.
         fresh: all rows of the lane that begin anew with the batch, on whichever rank.
     """
 

@@ -29,12 +29,12 @@ from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.lookahead.announcement import BytesByPurpose
 from pibroch.exchange.lookahead.kept_slots import KeptSlots
 from pibroch.exchange.lookahead.oracle import StepPlan
+from pibroch.exchange.lookahead.oracle.kernels.window import Gradients, Transfer
 from pibroch.exchange.messages import Counts, Messages, MixedRows, Rows, Values
 from pibroch.kernels import pack as packing
 from pibroch.kernels import scatter_update as updating
 from pibroch.kernels.arrays import Ints, Records, Stored
 from pibroch.kernels.scatter_update import Grouped, Hyper
-from pibroch.kernels.window import Gradients, Transfer
 from pibroch.observability.trace import span
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
+from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
 from pibroch.exchange.lookahead.oracle.thread import pass_on
 from pibroch.exchange.lookahead.planners import Planner
 from pibroch.exchange.lookahead.window import FeedWindow, Reach
@@ -43,7 +44,6 @@ from pibroch.exchange.messages import together
 from pibroch.exchange.rows import pool
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.scatter_update import Hyper
-from pibroch.kernels.window import Transfer
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch.futures import Future
 
 from pibroch.collectives import Channel
+from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.window import Transfer
 from pibroch.servers.client import EmbeddingServers, RowsByServer
 
 ROUND_BYTES = 16 << 20

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pibroch.collectives.group_store import store_between
+from pibroch.collectives.kernels import words
 from pibroch.collectives.ranks import Ranks
 from pibroch.embedding import MemoryShard
 from pibroch.embedding.dtype import Dtype
 from pibroch.errors import ConfigError, RankFailedError
-from pibroch.kernels import words
 from pibroch.kernels.arrays import Bytes, Ints, Records, Stored
 from pibroch.kernels.memory import empty_rows
 from pibroch.wire.alive import state_behind

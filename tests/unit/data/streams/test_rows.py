@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from pibroch.data.kernels.text import hash_fields
 from pibroch.data.parquet import ParquetSource
 from pibroch.data.schema import Schema
 from pibroch.data.sources import Place
@@ -16,7 +17,6 @@ from pibroch.data.streams.decode import Decoder
 from pibroch.data.streams.rows import RowsFile
 from pibroch.data.vocabularies import Vocabularies
 from pibroch.errors import DataError
-from pibroch.kernels.text import hash_fields
 
 SCHEMA = """
 label = "y"

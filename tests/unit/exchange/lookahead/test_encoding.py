@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pibroch.errors import ProtocolError
 from pibroch.exchange.lookahead.oracle import DESIGNS, Opening, Oracle, StepPlan
 from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_opening, decode_plan, encode
-from pibroch.kernels.window import Gradients, Transfer
+from pibroch.exchange.lookahead.oracle.kernels.window import Gradients, Transfer
 
 
 def check_same(one, other):

@@ -12,7 +12,7 @@ from pibroch.exchange.lookahead import feed_log
 from pibroch.exchange.lookahead.feed_log import FeedLog
 from pibroch.exchange.lookahead.oracle import PlanRequest
 from pibroch.exchange.lookahead.oracle.encoding import Parts, decode_plan
-from pibroch.kernels.varint import naive as varint
+from pibroch.exchange.lookahead.oracle.kernels.varint import naive as varint
 from pibroch.servers.plan_service import PlanService
 
 BOUNDS = [np.array([0, 10, 20])]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.lookahead.oracle import DESIGNS, Oracle
-from pibroch.kernels.window import masks
-from pibroch.kernels.window.naive import NaiveWindow
+from pibroch.exchange.lookahead.oracle.kernels.window import masks
+from pibroch.exchange.lookahead.oracle.kernels.window.naive import NaiveWindow
 
 EMPTY = -7
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pibroch.errors import ProtocolError
+from pibroch.exchange.lookahead.oracle.kernels.window import Gradients, Transfer
 from pibroch.exchange.lookahead.oracle.oracle import Opening, StepPlan
-from pibroch.kernels.window import Gradients, Transfer
 
 T = TypeVar("T", Transfer, Gradients)
 A = TypeVar("A", Opening, StepPlan)

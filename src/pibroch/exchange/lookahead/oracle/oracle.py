@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pibroch.errors import ConfigError
-from pibroch.exchange.lookahead.oracle.row_states import MOST_ROWS_IN_FULL, RowStates
-from pibroch.kernels import window as kernels
-from pibroch.kernels.arrays import Ints, RowIds, distinct
-from pibroch.kernels.window import (
+from pibroch.exchange.lookahead.oracle.kernels import window as kernels
+from pibroch.exchange.lookahead.oracle.kernels.window import (
     HOME,
     LRPP,
     MAX_RANKS,
@@ -34,6 +32,8 @@ from pibroch.kernels.window import (
     settle,
     words_for,
 )
+from pibroch.exchange.lookahead.oracle.row_states import MOST_ROWS_IN_FULL, RowStates
+from pibroch.kernels.arrays import Ints, RowIds, distinct
 
 DESIGNS = {"lrpp": LRPP, "partitioned": PARTITIONED, "replicated": REPLICATED}
 EARLY = 0

@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from pibroch.kernels import address_table as table_kernels
-from pibroch.kernels.address_table import PLACES_PER_ADDRESS
+from pibroch.exchange.lookahead.oracle.kernels import address_table as table_kernels
+from pibroch.exchange.lookahead.oracle.kernels.address_table import PLACES_PER_ADDRESS
+from pibroch.exchange.lookahead.oracle.kernels.window import HOME, Places, Ranks
 from pibroch.kernels.arrays import RowIds
-from pibroch.kernels.window import HOME, Places, Ranks
 
 MOST_ROWS_IN_FULL = 1 << 23
 """Rows whose state is kept in full, in 75 MB.
@@ -26,7 +26,7 @@ _FIRST_PLACES = 1 << 16
 
 
 class StateArrays(TypedDict):
-    """State by number, see :class:`~pibroch.kernels.window.Window`."""
+    """State by number, see :class:`~pibroch.exchange.lookahead.oracle.kernels.window.Window`."""
 
     newest: Places
     holder: Ranks

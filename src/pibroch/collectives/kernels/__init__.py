@@ -1,0 +1,1 @@
+"""Queues, rings and numbers in memory that processes share."""

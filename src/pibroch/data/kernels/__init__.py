@@ -1,0 +1,1 @@
+"""Text, vocabularies, samples and histories."""

@@ -1,0 +1,43 @@
+"""Raw text: find the fields of delimited lines, hash them, read numbers from them."""
+
+from pibroch.data.kernels.text.numba import (
+    EMPTY_CODE,
+    NEWLINE,
+    NOT_CLOSED,
+    QUOTE,
+    RECORD_ITEMS,
+    RETURN,
+    TEXT_AFTER_QUOTE,
+    Bytes,
+    Positions,
+    complete_records_end,
+    count_json,
+    cut_characters,
+    find_fields,
+    hash_fields,
+    hash_integers,
+    numbers_of_integers,
+    parse_numbers,
+    split_items,
+)
+
+__all__ = [
+    "EMPTY_CODE",
+    "NEWLINE",
+    "NOT_CLOSED",
+    "QUOTE",
+    "RECORD_ITEMS",
+    "RETURN",
+    "TEXT_AFTER_QUOTE",
+    "Bytes",
+    "Positions",
+    "complete_records_end",
+    "count_json",
+    "cut_characters",
+    "find_fields",
+    "hash_fields",
+    "hash_integers",
+    "numbers_of_integers",
+    "parse_numbers",
+    "split_items",
+]

@@ -1,0 +1,1 @@
+"""Bookkeeping of the oracle, and numbers as few bytes."""

@@ -1,5 +1,0 @@
-"""When the tasks of a graph begin and end, where some share a resource evenly."""
-
-from pibroch.kernels.events.numba import run
-
-__all__ = ["run"]

@@ -1,5 +1,0 @@
-"""Queues of messages in shared memory between two processes each, of any length."""
-
-from pibroch.kernels.mailbox.numba import SLOT_BYTES, change, count, leave, look, shown, take
-
-__all__ = ["SLOT_BYTES", "change", "count", "leave", "look", "shown", "take"]

@@ -1,5 +1,0 @@
-"""Homes of single rows."""
-
-from pibroch.kernels.row_map.numba import check_numbers, number_rows, rows_at
-
-__all__ = ["check_numbers", "number_rows", "rows_at"]

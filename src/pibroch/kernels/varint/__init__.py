@@ -1,5 +1,0 @@
-"""Rising numbers in few bytes."""
-
-from pibroch.kernels.varint.numba import MAX_BYTES, decode, encode
-
-__all__ = ["MAX_BYTES", "decode", "encode"]

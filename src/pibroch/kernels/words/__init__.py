@@ -1,5 +1,0 @@
-"""Numbers in shared memory that only grow, and waiting for them."""
-
-from pibroch.kernels.words.numba import read, wait, write
-
-__all__ = ["read", "wait", "write"]

@@ -1,0 +1,1 @@
+"""Where shards lie, and how rows are cut and numbered."""

@@ -1,0 +1,1 @@
+"""Times of tasks that wait for each other."""
