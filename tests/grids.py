@@ -1,4 +1,4 @@
-"""Parts of grids: what is tried with what, where each pair is tried and not each triple.
+"""Parts of grids and of random cases: each pair is tried and not each triple.
 
 `make soak` tries all.
 """
@@ -21,3 +21,8 @@ def some(items: Iterable[T], first: int, every: int) -> list[T]:
     ['b', 'e']
     """
     return list(items) if WHOLE else list(islice(items, first % every, None, every))
+
+
+def examples(most: int) -> int:
+    """How many random cases are drawn: ``most`` in a soak, a third otherwise."""
+    return most if WHOLE else most // 3

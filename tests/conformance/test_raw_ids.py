@@ -45,13 +45,16 @@ def records(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", [KINDS["admitted by the third"], KINDS["they expire"]])
+@pytest.mark.parametrize("kind", ["admitted by the third", "they expire"])
 def test_a_program_of_four_ranks_goes_on_with_others(worlds, tmp_path, kind, ranks):
     """To the same ids, and from what as many ranks saved to the same bits."""
+    number = ranks + (kind == "they expire")
+    kind = KINDS[kind]
     whole = worlds(4).run(cases.go_on, kind, "alltoall", None, 0, 20)
     worlds(4).run(cases.go_on, kind, "alltoall", tmp_path / "four", 0, 9)
     saved = worlds(4).run(cases.go_on, kind, "alltoall", tmp_path / "four", 9, 9)
-    for exchange, options in (("alltoall", {}), ("lookahead", {"lookahead": 3})):
+    ways = (("alltoall", {}), ("lookahead", {"lookahead": 3}))
+    for exchange, options in some(ways, number, 2):
         folder = tmp_path / exchange
         shutil.copytree(tmp_path / "four", folder)
         results = worlds(ranks).run(cases.go_on, kind, exchange, folder, 9, 20, **options)
@@ -107,7 +110,7 @@ def test_one_process_trains_what_fixed_tables_train_by_hand(worlds, kind, optimi
 def test_exchanges_agree_to_the_bit_and_with_one_process(worlds, size, kind):
     (alone,) = worlds(1).run(cases.train, kind, exchange="local")
     right = worlds(size).run(cases.train, kind)
-    for exchange, options in some(WAYS, size + [*KINDS.values()].index(kind), 3):
+    for exchange, options in some(WAYS, size + [*KINDS.values()].index(kind), 4):
         runs = worlds(size).run(cases.train, kind, exchange=exchange, **options)
         for (given, _, entries), (given_right, *_) in zip(runs, right, strict=True):
             assert all(map(torch.equal, given, given_right)), (exchange, options)

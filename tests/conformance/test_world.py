@@ -62,7 +62,7 @@ def bits(world, name, shape):
 def test_steps_equal_the_reference_and_each_other(worlds, size, exchange, placement, shape):
     options = options_of(exchange, placement, SHAPES[shape])
     number = size + CASES.index((exchange, placement)) + [*SHAPES].index(shape)
-    for name in some(OPTIMIZERS, number, 2):
+    for name in some(OPTIMIZERS, number, 5):
         first, first_records = bits(worlds(size), name, shape)
         results = first
         records = first_records

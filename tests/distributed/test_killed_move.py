@@ -24,9 +24,9 @@ from small_run import files_below, make_config, make_dataset
 
 SETTINGS = [
     "train.epochs=1000",
-    "train.steps=360",
+    "train.steps=200",
     "train.batch_size=40",
-    "train.evaluate_every=180",
+    "train.evaluate_every=90",
     "train.checkpoint_every=20",
     "train.full_checkpoint_every=4",
     "train.keep=1",

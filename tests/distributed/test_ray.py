@@ -96,37 +96,24 @@ def test_two_nodes_end_with_the_bits_of_one_machine(cluster, data, expected, tmp
     wait_until(lambda: not processes(), 10)
 
 
-def test_a_node_that_is_killed_is_gone_on_without(cluster, data, tmp_path):
+def test_a_killed_trainer_goes_on_from_a_cut_in_memory_and_without_a_node_that_is_killed(
+    cluster, data, tmp_path
+):
     node = cluster.add_node(**NODE)
-    recipe = recipe_of(data, tmp_path, "train.epochs=10")
+    cuts = ["train.checkpoint_every=60", "train.cut_every_seconds=0.1"]
+    recipe = recipe_of(data, tmp_path, *cuts, "train.evaluate_every=60", "train.epochs=12")
     run = tmp_path / "run"
     with Trained(cluster, recipe, run) as trained:
-        trained.wait_for(lambda: steps(run) > 10)
+        trained.wait_for(lambda: steps(run) > 20)
+        os.kill(processes()["trainer 1 of 2"], signal.SIGKILL)
+        trained.wait_for(lambda: (run / "restarts.jsonl").exists() and steps(run) > 80)
         cluster.remove_node(node, allow_graceful=False)
         output = trained.end()
-    (restart,) = map(json.loads, (run / "restarts.jsonl").read_text().splitlines())
-    assert restart["from_step"] >= 7, "from a checkpoint"
-    assert f"starting again from step {restart['from_step']}" in output
-    ended = run_command("train", recipe, "--ranks", 2, "--run-dir", tmp_path / "undisturbed")
-    assert ended.returncode == 0, ended.stderr
-    check_same_files(run, tmp_path / "undisturbed")
-    wait_until(lambda: not processes(), 10)
-
-
-def test_a_killed_trainer_goes_on_from_a_cut_in_memory(cluster, data, tmp_path):
-    node = cluster.add_node(**NODE)
-    rare = ["train.checkpoint_every=400", "train.evaluate_every=400"]
-    cuts = ["train.checkpoint_every_seconds=0", "train.cut_every_seconds=0.1"]
-    recipe = recipe_of(data, tmp_path, *rare, *cuts, "train.epochs=20")
-    run = tmp_path / "run"
-    with Trained(cluster, recipe, run) as trained:
-        trained.wait_for(lambda: steps(run) > 60)
-        os.kill(processes()["trainer 1 of 2"], signal.SIGKILL)
-        output = trained.end()
-    cluster.remove_node(node)
-    (restart,) = map(json.loads, (run / "restarts.jsonl").read_text().splitlines())
-    assert 0 < restart["from_step"] < 400, "where there is no checkpoint"
-    assert f"starting again from step {restart['from_step']}" in output
+    first, second = map(json.loads, (run / "restarts.jsonl").read_text().splitlines())
+    assert 0 < first["from_step"] < 60, "where there is no checkpoint"
+    assert second["from_step"] >= 60, "from a checkpoint, or a later cut"
+    for restart in (first, second):
+        assert f"starting again from step {restart['from_step']}" in output
     ended = run_command("train", recipe, "--ranks", 2, "--run-dir", tmp_path / "undisturbed")
     assert ended.returncode == 0, ended.stderr
     check_same_files(run, tmp_path / "undisturbed")

@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections import Counter
+from itertools import product
 
 import pytest
 from launched_team import Team, wait_until
 
+from grids import some
 from kafka_cluster import Cluster
 from pibroch.config import to_toml
 from pibroch.config.recipes import check_config
@@ -195,8 +197,9 @@ def kill(team, run, rank, step):
     wait_until(lambda: len(team.pids()) == 2 and team.pids() != pids)
 
 
-@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
-@pytest.mark.parametrize("source", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("exchange", "source"), some(product(["alltoall", "lookahead"], ["disk", "memory"]), 0, 3)
+)
 def test_killed_ranks_train_each_event_once_and_to_the_same_bits(tmp_path, exchange, source):
     recipe = write_recipe(tmp_path)
     run = tmp_path / "run"

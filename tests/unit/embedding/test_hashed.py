@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from naive_hashed import NaiveIndex
 
 import pibroch as pb
+from grids import examples
 from pibroch.data.event_clock import runs_of
 from pibroch.embedding import EvictionPolicy, Hashed, HashedIndex
 from pibroch.embedding.admission import SketchedIds
@@ -122,7 +123,7 @@ def fresh_with(index, kind):
     return other
 
 
-@settings(max_examples=900, deadline=None)
+@settings(max_examples=examples(900), deadline=None)
 @given(schedules, kinds)
 def test_any_schedule_does_what_dictionaries_do(schedule, kind):
     naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
@@ -142,7 +143,7 @@ def test_any_schedule_does_what_dictionaries_do(schedule, kind):
     assert index.search_lengths().sum() == len(rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(schedules, kinds, st.integers(0, 9))
 def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
     naive = NaiveIndex(kind, schedule.capacity + kind.unknown_row)
@@ -167,7 +168,7 @@ def test_ids_given_between_steps_are_in_dictionaries_too(schedule, kind, when):
     assert index.counts_of(rows).tolist() == naive.counts_of(rows).tolist()
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(schedules, kinds)
 def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind):
     rng = np.random.default_rng(schedule.seed)
@@ -185,7 +186,7 @@ def test_order_within_a_step_and_counts_apart_make_no_difference(schedule, kind)
         np.testing.assert_equal(saved(other), saved(index))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(schedules, kinds, st.integers(0, 23))
 def test_an_index_that_was_saved_or_copied_goes_on_as_the_first(schedule, kind, when):
     index = kind.index(schedule.capacity + kind.unknown_row)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pibroch as pb
+from grids import some
 from pibroch.data import EncodedDataset, Loader
 from pibroch.errors import CheckpointError, ConfigError, MissingDependencyError, StorageError
 from pibroch.serve.aot import export_aot, refuse_aot, traced
@@ -75,7 +76,7 @@ def cases(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dcnv2", "deepfm", "sasrec", "mmoe"])
+@pytest.mark.parametrize("name", some(["dcnv2", "sasrec", "deepfm", "mmoe"], 0, 2))
 def test_a_program_in_cpp_gives_the_scores_of_predict(program, tmp_path, name):
     data, options = cases(name, tmp_path)
     run, _ = train_here(
