@@ -1,10 +1,15 @@
 """Long runs whose every event is recorded, see :mod:`recorder`; one run on a rank."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import torch
+import training_cases
 
 import pibroch as pb
 from cases import SHAPES, loss_of, optimizers, part_of, ragged_batch
+from small_run import make_config, make_dataset
 
 STEPS = 200
 
@@ -77,3 +82,24 @@ def train(
             if breaks and done % 41 == 40:
                 break
     embeddings.exchange.flush()
+
+
+def train_and_go_on(channel, *settings, until=(33, 60)):
+    """A run of `pibroch train`, and the one that goes on where its ranks were killed.
+
+    Args:
+        channel: of the rank.
+        *settings: of both.
+        until: the steps at which they end; the second goes on from the last checkpoint.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(channel.gather(folder)[0])
+        data = folder / "data"
+        if channel.ranks.rank == 0:
+            make_dataset(data)
+        channel.barrier()
+        settings = [*settings, "train.cut_every_seconds=0", "train.checkpoint_every_seconds=0"]
+        for steps in until:
+            config = make_config(data, *settings, f"train.steps={steps}")
+            training_cases.train(channel, config.model_dump(), str(folder / "run"))
+            channel.barrier()

@@ -44,6 +44,15 @@ def _trained(size, **options):
     return size, "traced_cases", "train", (), options
 
 
+RUNS = {
+    "goes on": ["train.evaluate_every=20"],
+    "several passes": ["train.accumulate=3", "model.batch_norm=false"],
+    "assigned": ["embedding.exchange.assign=rows"],
+    "data processors": ["data.processors=2"],
+}
+"""Settings of runs of `pibroch train`."""
+
+
 CASES = (
     {
         f"{exchange}, {how}": _trained(2 + number % 2, **options, **more)
@@ -115,13 +124,35 @@ CASES = (
             {"lookahead": 5},
         ),
     }
+    | {
+        f"{exchange}, a run, {how}": (
+            2 + number % 2,
+            "traced_cases",
+            "train_and_go_on",
+            (f"embedding.exchange={exchange}", *settings),
+            {"processors": True} if how == "data processors" else {},
+        )
+        for exchange in ("alltoall", "lookahead")
+        for number, (how, settings) in enumerate(RUNS.items())
+    }
 )
 """By name: number of ranks, module and function of the case, its arguments and options."""
 
 
-def record(case, worlds, rendezvous):
-    """Of each rank the events of each thread."""
+def record(case, worlds, rendezvous, processors):
+    """Of each rank the events of each thread.
+
+    Args:
+        case: its name.
+        worlds: of ranks.
+        rendezvous: of embedding servers and a central oracle.
+        processors: where two data processors meet.
+    """
     size, module, function, arguments, options = CASES[case]
+    if options.get("processors"):
+        return worlds(size).run(
+            recorder.run, module, function, *arguments, f"data.rendezvous='{processors}'"
+        )
     if "servers" in options:
         options = {name: value for name, value in options.items() if name != "exchange"}
         options["rendezvous"] = rendezvous
@@ -152,23 +183,27 @@ def main():
     from role_team import RoleTeam
     from world import Worlds
 
+    from pibroch import processors
     from pibroch.servers import serve, serve_plans
 
     worlds = Worlds()
     servers = RoleTeam(3, serve)
     oracle = RoleTeam(1, serve_plans, servers.rendezvous)
+    makers = RoleTeam(2, processors.serve)
+    there = (worlds, servers.rendezvous, makers.rendezvous)
     try:
         if chosen.show:
-            for rank, threads in enumerate(record(chosen.show, worlds, servers.rendezvous)):
+            for rank, threads in enumerate(record(chosen.show, *there)):
                 for thread, events in sorted(threads.items()):
                     for event in events:
                         print(rank, thread, *event)
         if chosen.write:
-            cases = {case: sums_of(record(case, worlds, servers.rendezvous)) for case in CASES}
+            cases = {case: sums_of(record(case, *there)) for case in CASES}
             FILE.write_text(
                 json.dumps({"target": compile_target(), "cases": cases}, indent=1) + "\n"
             )
     finally:
+        makers.close()
         oracle.close()
         servers.close()
         worlds.close()
