@@ -18,6 +18,7 @@ import training_cases as cases
 from launched_team import Team, lives, processes_of, steps, wait_until
 from test_timed_checkpoints import check_same
 
+from grids import some
 from pibroch.config import to_toml
 from pibroch.ports import free_port
 from small_run import make_config, run_command
@@ -288,7 +289,7 @@ def test_machines_leave_and_join_under_torchrun(data, tmp_path):
     assert all(restart["from_step"] > 0 for restart in restarts(run))
 
 
-@pytest.mark.parametrize("exchange", ["alltoall", "retrieve", "lookahead"])
+@pytest.mark.parametrize("exchange", some(["retrieve", "alltoall", "lookahead"], 0, 2))
 def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
     worlds, data, tmp_path, exchange
 ):
@@ -297,7 +298,7 @@ def test_cuts_in_memory_have_the_marks_of_checkpoints_that_hold_what_changed(
     After deaths the files of a run that nothing happened to.
     """
     settings = [
-        "train.epochs=6",
+        "train.epochs=5",
         "train.checkpoint_every=20",
         "train.full_checkpoint_every=3",
         "train.keep=9",

@@ -134,11 +134,15 @@ def running(folder):
     return False
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_search_that_is_stopped_goes_on_with_its_open_trials(recipe, tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "seeds"), [(signal.SIGINT, 130, 1), (signal.SIGKILL, -9, 2)]
+)
+def test_a_search_that_is_stopped_goes_on_with_its_open_trials(
+    recipe, tmp_path, number, code, seeds
+):
     out = tmp_path / "out"
     line = ["search", recipe, "--space", tmp_path / "space.toml", "--out", out, "--trials", 2]
-    with start_command(*line, "--seeds", 2) as process:
+    with start_command(*line, "--seeds", seeds) as process:
         deadline = time.monotonic() + 120
         while not list((out / "runs").glob("*/metrics.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -151,10 +155,10 @@ def test_a_search_that_is_stopped_goes_on_with_its_open_trials(recipe, tmp_path,
     while running(out):
         assert time.monotonic() < deadline, "a run that goes on without its search"
         time.sleep(0.1)
-    done = run_command(*line, "--seeds", 2)
+    done = run_command(*line, "--seeds", seeds)
     assert done.returncode == 0, done.stderr
     found = trials(out)
-    assert len(found) == 2 and all(len(each["figures"]) == 2 for each in found)
+    assert len(found) == 2 and all(len(each["figures"]) == seeds for each in found)
     assert [each["settings"] for each in found[: len(begun)]] == [
         each["settings"] for each in begun
     ]
