@@ -1,7 +1,7 @@
 """The tiers of tests, said in one place: `make test`, `make test-all` and `make soak`.
 
 `make test` runs what is not marked `full`, `make test-all` the rest. `make soak` runs those of
-:data:`SOAK` again, at the length that its environment variables ask for.
+:data:`SOAK` and :data:`SHORT` again, at the length that its environment variables ask for.
 
 A test is `full` when one of these holds:
 
@@ -115,12 +115,17 @@ SOAK = (
     "tests/unit/test_uncompiled_kernels.py",
     "tests/unit/wire/test_every_listener.py",
 )
-"""What tests that have a long form begin with; the short one stays in its tier."""
+"""What tests that have a long form begin with; the short one is full."""
+SHORT = (
+    "tests/conformance/test_exchange.py::test_steps_equal",
+    "tests/conformance/test_exchange.py::test_the_number_of_threads",
+)
+"""The same, of which the short form takes little enough to stay in its tier."""
 
 
 def is_full(item: pytest.Item) -> bool:
     """Whether a test is for `make test-all`."""
-    if any(map(item.get_closest_marker, ("full", "slow", "alone", "soak"))):
+    if any(map(item.get_closest_marker, ("full", "slow", "alone"))) or item.nodeid.startswith(SOAK):
         return True
     if isinstance(item, pytest.Function):
         if getattr(item.obj, "is_hypothesis_test", False):
@@ -134,7 +139,7 @@ def is_full(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by what is marked here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SOAK):
+        if item.nodeid.startswith(SOAK + SHORT):
             item.add_marker("soak")
         if is_full(item):
             item.add_marker("full")

@@ -25,6 +25,7 @@ from cases import (
     ragged_batch,
     records_of,
 )
+from grids import cells
 
 
 @pytest.fixture(params=EXCHANGES)
@@ -32,9 +33,9 @@ def factory(request):
     return partial(pb.Embeddings, exchange=request.param, seed=3)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["jagged", "weighted", "one_hot"])
+@pytest.mark.parametrize(
+    ("name", "shape", "kind"), cells(OPTIMIZERS, SHAPES, ["jagged", "weighted", "one_hot"])
+)
 def test_steps_equal_the_reference(factory, name, shape, kind):
     tables = SHAPES[shape]
     embeddings = factory(tables, optimizers(name, shape))
@@ -55,8 +56,9 @@ def test_steps_equal_the_reference(factory, name, shape, kind):
     np.testing.assert_allclose(records, reference.records, rtol=5e-4, atol=5e-5)
 
 
-@pytest.mark.parametrize("shape", ["shared", "odd_dims", "one_feature", "any", "narrow"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("shape", "name"), cells(["shared", "odd_dims", "one_feature", "any", "narrow"], OPTIMIZERS)
+)
 def test_the_number_of_threads_changes_no_bit(factory, name, shape):
     ends = []
     for threads in (1, 2, 3):

@@ -6,7 +6,6 @@ have rows are the same with any number of ranks.
 
 import os
 import signal
-from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from launched_team import Team, steps, wait_until
 from test_row_index_train import FROM, losses_of, state_at
 from test_timed_checkpoints import check_same
 
-from grids import some
+from grids import cells, some
 from pibroch.config import to_toml
 from small_run import make_config
 
@@ -61,7 +60,7 @@ def train(recipe, run, ranks, way, *settings, resume=False):
         assert team.end() == 0, team.output
 
 
-@pytest.mark.parametrize(("way", "source"), some(product(WAYS, FROM), 0, 3))
+@pytest.mark.parametrize(("way", "source"), cells(WAYS, FROM))
 def test_a_killed_rank_s_run_goes_on_to_the_same_bits(recipe, runs, tmp_path, way, source):
     run = tmp_path / "run"
     words = [word for each in WAYS[way] for word in ("--set", each)]
