@@ -2,52 +2,56 @@
 
 Ids go out as soon as a batch is read; rows are fetched as soon as the gradients before them have
 been applied, beside the rest of the backward pass, the dense optimizer and whatever the model
-computes before it asks for its embeddings.
-
-The training thread calls an exchange, and submits routes, fetches and updates to the communication
-thread, which runs them in that order; so rows are fetched after the update that was submitted
-before, and the training thread waits only in a lookup.
+computes before it asks for its embeddings. The order is that of each exchange's schedule.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Self
+
+from torch import Tensor
 
 from pibroch.collectives import Channel
 from pibroch.data import JaggedBatch
 from pibroch.errors import DataError
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.exchange.base import Exchange, Handle
-
-R = TypeVar("R")
-"""The routes of a batch: where its rows are."""
-F = TypeVar("F")
-"""The rows that were fetched for it."""
+from pibroch.exchange.base import Exchange, Rates
+from pibroch.exchange.schedule import Moment, Runner, ScheduledStep
 
 
 @dataclass(slots=True, eq=False)
-class PendingBatch(Generic[R, F]):
-    """A batch, or a filler, on its way through the exchange.
+class FedStep(ScheduledStep):
+    """A batch, or a filler, from its reading to the end of its update.
 
     Attributes:
         batch: this rank's part.
         is_real: unless it is a filler after this rank's last batch.
-        routes: of the batch, once the communication thread has sent its ids.
-        rows: fetched for it; ``None`` until that was submitted.
+        averaged_at: the step whose moving averages its lookup reads; ``None`` for weights.
+        gradients: of the embeddings, between the backward pass's arrival and their sums.
+        rates: of its update.
+        sums: this rank's gradients as they are sent.
     """
 
     batch: JaggedBatch
     is_real: bool
-    routes: Future[R]
-    rows: Future[F] | None = None
+    averaged_at: int | None = None
+    gradients: Sequence[Tensor] = ()
+    rates: Rates | None = None
+    sums: Any = None
+
+    @property
+    def begins_rows(self) -> bool:
+        """Whether rows begin anew with it."""
+        return self.batch.fresh is not None
 
 
-class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
+class PrefetchingExchange(Exchange[FedStep]):
     """Every rank takes part in every lookup, with an empty batch when it has no samples.
+
+    Its schedule finds out where a batch's rows are in the moment READ, and brings them in TURN.
 
     Args:
         channel: between all ranks, this exchange's alone.
@@ -59,19 +63,16 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
         self._communication = channel.ranks.communication
         self.reads_ahead = channel.ranks.world_size > 1
         self.features = features
-        self._announced: list[PendingBatch[R, F]] = []
+        self._announced: list[FedStep] = []
+
+    @property
+    @abstractmethod
+    def _runner(self) -> Runner[Self, FedStep]:
+        """Runs its schedule."""
 
     @abstractmethod
-    def _route(self, batch: JaggedBatch, is_real: bool) -> R:
-        """Tell other ranks what a batch needs; on the communication thread."""
-
-    @abstractmethod
-    def _fetch(self, routes: R, averaged_at: int | None) -> F:
-        """Receive what a batch reads; on the communication thread."""
-
-    @abstractmethod
-    def _is_real_on_some_rank(self, routes: R) -> bool:
-        """Whether the part of some rank is no filler."""
+    def _is_real_on_some_rank(self, step: FedStep) -> bool:
+        """Whether the part of some rank is no filler; waits for the routes."""
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads one batch ahead and sends its ids.
@@ -79,8 +80,8 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
         A rank that runs out of batches gets empty ones until all have: nobody waits for a rank that
         has stopped.
         """
-        own: list[PendingBatch[R, F]] = []
-        before: PendingBatch[R, F] | None = None
+        own: list[FedStep] = []
+        before: FedStep | None = None
         try:
             for batch, is_real in and_then_fillers(batches, self.features):
                 if (
@@ -89,45 +90,41 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
                     and not self._is_real_elsewhere(before)
                 ):
                     return
-                pending = self.announce(batch, is_real)
-                own = [*own[-1:], pending]
-                self._announced.append(pending)
+                step = self._begin(batch, is_real)
+                own = [*own[-1:], step]
+                self._announced.append(step)
                 if before is not None:
                     yield before.batch
-                before = pending
+                before = step
         finally:
-            self._announced = [pending for pending in self._announced if pending not in own]
+            self._announced = [step for step in self._announced if step not in own]
 
-    def announce(self, batch: JaggedBatch, is_real: bool) -> PendingBatch[R, F]:
+    def _begin(self, batch: JaggedBatch, is_real: bool) -> FedStep:
         """Send a batch's ids; returns at once."""
+        step = FedStep(batch, is_real)
+        self._runner.at(Moment.READ, self, step)
+        return step
 
-        def route() -> R:
-            batch.validate()  # may have been written to since it was made
-            return self._route(batch, is_real)
-
-        return PendingBatch(batch, is_real, self._communication.submit(route))
-
-    def fetched(self, batch: JaggedBatch, averaged_at: int | None) -> tuple[R, F]:
-        """The routes and rows of a batch, announced before or now; blocks."""
-        pending = next((pending for pending in self._announced if pending.batch is batch), None)
-        if pending is None:
-            pending = self.announce(batch, True)
+    def _step_of(self, batch: JaggedBatch, averaged_at: int | None) -> FedStep:
+        """The step of a batch that is looked up, begun before or now; waits for its rows."""
+        step = next((step for step in self._announced if step.batch is batch), None)
+        if step is None:
+            step = self._begin(batch, True)
         else:
-            self._announced.remove(pending)
-        if pending.rows is None or averaged_at is not None:
-            pending.rows = self._begin_fetch(pending, averaged_at)
+            self._announced.remove(step)
+        if averaged_at is not None:
+            self._runner.forget(Moment.TURN, step)
+            step.averaged_at = averaged_at
+        self._runner.at(Moment.TURN, self, step)
         with self._ranks.waiting():
-            return pending.routes.result(), pending.rows.result()
+            self._runner.wait(Moment.TURN, step)
+        return step
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`."""
         following = self._announced[0] if self._announced else None
-        if (
-            following is not None
-            and following.rows is None
-            and self._may_fetch_early(following.batch)
-        ):
-            following.rows = self._begin_fetch(following, None)
+        if following is not None and self._may_fetch_early(following.batch):
+            self._runner.at(Moment.TURN, self, following)
 
     def _may_fetch_early(self, batch: JaggedBatch) -> bool:
         """Whether a batch's rows may be fetched before it is looked up."""
@@ -143,14 +140,11 @@ class PrefetchingExchange(Exchange[Handle], Generic[Handle, R, F]):
 
     def _drop_fetched(self) -> None:
         """Forget rows that were fetched before an update."""
-        for pending in self._announced:
-            pending.rows = None
+        for step in self._announced:
+            self._runner.forget(Moment.TURN, step)
 
-    def _begin_fetch(self, pending: PendingBatch[R, F], averaged_at: int | None) -> Future[F]:
-        return self._communication.submit(lambda: self._fetch(pending.routes.result(), averaged_at))
-
-    def _is_real_elsewhere(self, filler: PendingBatch[R, F]) -> bool:
+    def _is_real_elsewhere(self, filler: FedStep) -> bool:
         try:
-            return self._is_real_on_some_rank(filler.routes.result())
+            return self._is_real_on_some_rank(filler)
         except DataError:  # a bad batch is no filler; the lookup says what is wrong
             return True

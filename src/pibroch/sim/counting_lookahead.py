@@ -176,9 +176,9 @@ class _Ranks:
         self._places = [[plan.places for plan in own] for own in plans]
         read = self._read()
         num_slots = [sum(int(plan.used[rank]) for plan in plans[rank]) for rank in self._ranks]
-        done = [planned, pools, combined, local, critical, deliver, later, *read]
-        if any(map(any, is_tight)):
-            done.append(tight)
+        settled = [later] * (not all(map(all, is_tight)))
+        done = [planned, pools, combined, local, critical, deliver, *settled, *read]
+        done += [tight] * any(map(any, is_tight))
         held = [self._held(rank, step, pooled[rank], sums[rank]) for rank in self._ranks]
         return StepCount(done, np.array(num_slots), of_ranks(held, done))
 

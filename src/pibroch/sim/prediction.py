@@ -15,7 +15,7 @@ from pibroch.sim.counting_lookahead import Ahead, count_lookahead
 from pibroch.sim.counting_towers import ByTowers, count_towers
 from pibroch.sim.machine import Machine
 from pibroch.sim.program import Program
-from pibroch.sim.steps import STEPS, Dense, step_seconds
+from pibroch.sim.steps import SCHEDULES, Dense, run_steps, step_seconds
 
 STEPS_RUN = 14
 STEPS_BEFORE = 4
@@ -57,7 +57,9 @@ def count(job: Job, exchange: str, how: Ahead | ByTowers | None, num_steps: int)
         return count_lookahead(job, how, num_steps)
     if exchange == "towers" and isinstance(how, ByTowers):
         return count_towers(job, how, num_steps)
-    raise ConfigError(f"a simulation of the exchange {exchange!r}", f"one of {', '.join(STEPS)}")
+    raise ConfigError(
+        f"a simulation of the exchange {exchange!r}", f"one of {', '.join(SCHEDULES)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Conditions:
         """What all threads do in some steps that were counted."""
         jitter = self.machine.jitter if self.jitter is None else self.jitter
         program = Program(self.cluster, self.machine, jitter, self.seed)
-        STEPS[self.exchange](program, counts, self.dense, STEPS_RUN)
+        run_steps(program, self.exchange, counts, self.dense, STEPS_RUN)
         return program
 
 

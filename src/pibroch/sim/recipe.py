@@ -34,7 +34,7 @@ from pibroch.sim.counting import Job
 from pibroch.sim.counting_lookahead import Ahead
 from pibroch.sim.counting_towers import ByTowers, PlacedModules, plan_of
 from pibroch.sim.machine import DenseCost, Machine
-from pibroch.sim.steps import STEPS
+from pibroch.sim.steps import SCHEDULES
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.session import build_tables, groups_of_towers
 
@@ -104,10 +104,10 @@ class Workload:
         # one rank's rows are its own under any
         is_alltoall = section.name in ("auto", "local", "retrieve")
         name = "alltoall" if is_alltoall else section.name
-        if name not in STEPS:
+        if name not in SCHEDULES:
             raise ConfigError(
                 f"a simulation of the exchange {name!r}",
-                f"one of {', '.join(STEPS)}",
+                f"one of {', '.join(SCHEDULES)}",
                 "pass --set embedding.exchange=NAME",
             )
         given = section.options({})

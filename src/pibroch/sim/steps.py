@@ -1,18 +1,20 @@
-"""What the threads of a rank do in a step, exchange by exchange: the order of a run.
+"""What the threads of a rank do in a step: the schedules of exchanges, with a dense model between.
 
-``alltoall``: :mod:`pibroch.exchange.prefetching`; ``lookahead``: the README of that exchange;
-``towers``: :mod:`pibroch.exchange.towers.exchange`; sums of dense gradients:
-:mod:`pibroch.collectives.gradients`.
+Exchanges run by the same schedules. Sums of dense gradients: :mod:`pibroch.collectives.gradients`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.exchange.alltoall import exchange as alltoall
+from pibroch.exchange.lookahead import exchange as lookahead
+from pibroch.exchange.schedule import FAR_AHEAD, Moment, Queue, Schedule
+from pibroch.exchange.towers import exchange as towers
 from pibroch.sim.cluster import Flow
 from pibroch.sim.counting import StepCount
 from pibroch.sim.counting_towers import ByTowers, PlacedModules
@@ -75,131 +77,150 @@ class Dense:
         return Flow.rings(modules.num_bytes, towers.places.groups, hosts)
 
 
-def alltoall(program: Program, counts: Sequence[StepCount], dense: Dense, num_steps: int) -> None:
-    """Steps of ``alltoall``: ids go out a step ahead, rows after the update before them."""
-    first = counts[0]
-    program.operation(TRAINING, first["read"])
-    routed = program.operation(COMMUNICATION, first["route"], [program.last(TRAINING)])
-    fetched = program.operation(COMMUNICATION, first["fetch"], [routed])
-    for number in range(num_steps):
-        count = counts[number % len(counts)]
-        following = counts[(number + 1) % len(counts)]
-        program.operation(TRAINING, following["read"])
-        program.operation(COMMUNICATION, following["route"], [program.last(TRAINING)])
-        program.work(TRAINING, "dense", dense.seconds("begin"))
-        program.wait(TRAINING, "rows", fetched)
-        program.operation(TRAINING, count["pool"])
-        program.work(TRAINING, "dense", dense.seconds("forward"))
-        program.work(TRAINING, "dense", dense.seconds("backward"))
-        program.operation(TRAINING, count["combine"])
-        summed = _sum(program, dense.cost.early_bytes, program.last(TRAINING))
-        program.operation(COMMUNICATION, count["update"], [program.last(TRAINING)])
-        program.work(TRAINING, "dense", dense.seconds("rest"))
-        late = _sum(program, dense.cost.late_bytes, program.last(TRAINING))
-        fetched = program.operation(COMMUNICATION, following["fetch"], [program.last(TRAINING)])
-        for tasks in (summed, late):
-            if tasks is not None:
-                program.wait(TRAINING, "sums", tasks)
-        program.work(TRAINING, "dense", dense.cost.optimizer)
-        program.wait(TRAINING, "step", program.last(TRAINING))
+SCHEDULES = {
+    "alltoall": alltoall.SCHEDULE,
+    "lookahead": lookahead.SCHEDULE,
+    "towers": towers.SCHEDULE,
+}
+"""Of the exchanges that are simulated, those by which they run."""
 
 
-def lookahead(program: Program, counts: Sequence[StepCount], dense: Dense, num_steps: int) -> None:
-    """Steps of ``lookahead``: critical gradients and rows first, the rest beside the next step."""
-    planned: Tasks | None = None
-    places: Tasks | None = None
-    for number in range(num_steps):
-        count = counts[number % len(counts)]
-        program.operation(TRAINING, count["read"])
-        program.work(TRAINING, "dense", dense.seconds("begin"))
-        if places is not None:
-            program.wait(TRAINING, "rows", places)
-        program.operation(TRAINING, count["pool"])
-        program.work(TRAINING, "dense", dense.seconds("forward"))
-        program.work(TRAINING, "dense", dense.seconds("backward"))
-        if planned is not None:
-            program.wait(TRAINING, "plan", planned)
-        program.operation(TRAINING, count["combine"])
-        combined = program.last(TRAINING)
-        local = program.operation(PLANNER, count["local"], [combined])
-        summed = _sum(program, dense.cost.early_bytes, combined)
-        program.operation(COMMUNICATION, count["critical"], [combined])
-        if count.has("settle tight"):
-            program.operation(COMMUNICATION, count["settle tight"], [local])
-        program.work(TRAINING, "dense", dense.seconds("rest"))
-        late = _sum(program, dense.cost.late_bytes, program.last(TRAINING))
-        ended = program.last(TRAINING)
-        places = program.operation(COMMUNICATION, count["deliver"], [ended])
-        if not count.has("settle tight"):
-            program.operation(COMMUNICATION, count["settle"], [local])
-        prepared = program.operation(PLANNER, count["prepare"], [ended])
-        planned = program.operation(PLANNER, count["plan"])
-        announced = program.operation(COMMUNICATION, count["announce"], [prepared])
-        program.operation(PLANNER, count["add"], [announced])
-        for tasks in (summed, late):
-            if tasks is not None:
-                program.wait(TRAINING, "sums", tasks)
-        program.work(TRAINING, "dense", dense.cost.optimizer)
-        program.wait(TRAINING, "step", program.last(TRAINING))
+def run_steps(
+    program: Program, exchange: str, counts: Sequence[StepCount], dense: Dense, num_steps: int
+) -> None:
+    """Let all threads of a program take steps by the schedule of an exchange.
 
-
-def towers(program: Program, counts: Sequence[StepCount], dense: Dense, num_steps: int) -> None:
-    """Steps of ``towers``: as ``alltoall``, by peers; outputs of modules travel while all wait."""
+    Args:
+        program: is given the tasks.
+        exchange: whose schedule it is.
+        counts: what the tasks of each step do; of more steps again from the first one.
+        dense: the model between lookup and gradients.
+        num_steps: how many.
+    """
     modules = dense.modules
-    work = 0.0 if dense.towers is None else dense.towers.work
-
-    def announce(count: StepCount) -> None:
-        program.operation(TRAINING, count["read"])
-        program.operation(COMMUNICATION, count["peer ids"], [program.last(TRAINING)])
-        program.operation(COMMUNICATION, count["tower route"])
-
-    def fetch(count: StepCount) -> Tasks:
-        fetched = program.operation(COMMUNICATION, count["tower fetch"], [program.last(TRAINING)])
-        return fetched if modules else program.operation(COMMUNICATION, count["embeddings"])
-
-    def across(operation: Operation) -> None:
-        program.operation(COMMUNICATION, operation, [program.last(TRAINING)])
-        program.wait(TRAINING, operation.name, program.last(COMMUNICATION))
-
-    announce(counts[0])
-    fetched = fetch(counts[0])
+    schedule = SCHEDULES[exchange]
+    if exchange == "towers" and modules:
+        schedule = towers.WITH_MODULES
+    steps = _Steps(program, schedule, dense)
+    steps.begin(counts[0])
     for number in range(num_steps):
-        count = counts[number % len(counts)]
-        following = counts[(number + 1) % len(counts)]
-        announce(following)
+        steps.step(counts[number % len(counts)], counts[(number + 1) % len(counts)])
+
+
+class _Steps:
+    """Steps one after the other; ids of the next one, or of one far ahead, go out meanwhile."""
+
+    def __init__(self, program: Program, schedule: Schedule, dense: Dense) -> None:
+        self._program = program
+        self._schedule = schedule
+        self._dense = dense
+        self._looks_far = any(
+            not isinstance(each, str) and each[1] == FAR_AHEAD
+            for task in schedule.tasks
+            for each in task.after
+        )
+        self._done: dict[str, Tasks] = {}
+
+    def begin(self, count: StepCount) -> None:
+        """Announce the first step and fetch its rows, where that is done one step ahead."""
+        if not self._looks_far:
+            self._read(count)
+            self._at(Moment.READ, count)
+            self._at(Moment.TURN, count)
+
+    def step(self, count: StepCount, following: StepCount) -> None:
+        """One step of all ranks."""
+        program = self._program
+        dense = self._dense
+        # as many batches are read as are trained; of those far ahead all are alike
+        read = count if self._looks_far else following
+        self._read(read)
+        if not self._looks_far:
+            self._at(Moment.READ, read)
         program.work(TRAINING, "dense", dense.seconds("begin"))
-        program.wait(TRAINING, "rows", fetched)
-        program.operation(TRAINING, count["put"])
-        inside = 0.0
-        if modules:
-            inside = dense.seconds("towers_forward")
-            program.work(TRAINING, "towers", inside * work)
-            across(count["embeddings"])
+        self._at(Moment.LOOKUP, count)
+        inside = self._modules_forward(count)
         program.work(TRAINING, "dense", dense.seconds("forward") - inside)
-        inside = dense.seconds("towers_backward") if modules else 0.0
+        inside = dense.seconds("towers_backward") if dense.modules else 0.0
         program.work(TRAINING, "dense", dense.seconds("backward") - inside)
+        self._at(Moment.GRADIENTS, count, {Queue.CALLER})
         early, late = dense.sum_bytes
-        if not modules:
-            program.operation(TRAINING, count["take"])
         sums = [_sum(program, early, program.last(TRAINING))]
-        if dense.towers is not None and modules:
-            across(count["gradients"])
-            program.work(TRAINING, "towers", inside * work)
-            sums.append(_sum_inside(program, dense.towers, modules))
-        else:
-            program.operation(COMMUNICATION, count["gradients"], [program.last(TRAINING)])
-        program.operation(COMMUNICATION, count["tower update"], [program.last(TRAINING)])
+        sums.append(self._modules_backward(count, inside))
+        self._at(Moment.GRADIENTS, count, {Queue.PLANNER, Queue.NETWORK})
         program.work(TRAINING, "dense", dense.seconds("rest"))
         sums.append(_sum(program, late, program.last(TRAINING)))
-        fetched = fetch(following)
+        self._at(Moment.END, count)
+        if self._looks_far:
+            self._at(Moment.READ, read)
+        self._at(Moment.TURN, read)
+        if count.has("add"):  # an announcement, when it is there, gives its step to the oracle
+            program.operation(PLANNER, count["add"], [self._done["announce"]])
         for tasks in sums:
             if tasks is not None:
                 program.wait(TRAINING, "sums", tasks)
         program.work(TRAINING, "dense", dense.cost.optimizer)
         program.wait(TRAINING, "step", program.last(TRAINING))
 
+    def _read(self, count: StepCount) -> None:
+        self._program.operation(TRAINING, count["read"])
 
-STEPS = {"alltoall": alltoall, "lookahead": lookahead, "towers": towers}
+    def _at(
+        self, moment: Moment, count: StepCount, queues: Container[Queue] = frozenset(Queue)
+    ) -> None:
+        """The tasks of a moment, each behind what it waits for and what submits it."""
+        program = self._program
+        for task in self._schedule.at(moment):
+            if task.on not in queues or not count.has(task.name):
+                continue
+            names = [each if isinstance(each, str) else each[0] for each in task.after]
+            # what reading ahead brings has come long ago
+            after = [
+                self._done[name]
+                for name in names
+                if name in self._done and (name, FAR_AHEAD) not in task.after
+            ]
+            if task.on is Queue.CALLER:
+                label = "rows" if moment == Moment.LOOKUP else ", ".join(names)
+                for tasks in after:
+                    program.wait(TRAINING, label, tasks)
+                after = []
+            else:
+                after.append(program.last(TRAINING))
+            self._done[task.name] = program.operation(THREADS[task.on], count[task.name], after)
+
+    def _modules_forward(self, count: StepCount) -> float:
+        """Modules read embeddings, and their outputs go home; returns their seconds."""
+        dense = self._dense
+        if dense.towers is None or not dense.modules:
+            return 0.0
+        inside = dense.seconds("towers_forward")
+        self._program.work(TRAINING, "towers", inside * dense.towers.work)
+        self._cross(count["embeddings"])
+        return inside
+
+    def _modules_backward(self, count: StepCount, inside: float) -> Tasks | None:
+        """The gradients of their outputs come back; returns the sums of their own."""
+        dense = self._dense
+        if dense.towers is None or not dense.modules:
+            return None
+        self._cross(count["gradients"])
+        self._program.work(TRAINING, "towers", inside * dense.towers.work)
+        return _sum_inside(self._program, dense.towers, dense.modules)
+
+    def _cross(self, operation: Operation) -> None:
+        """Send something while the training thread waits."""
+        program = self._program
+        program.operation(COMMUNICATION, operation, [program.last(TRAINING)])
+        program.wait(TRAINING, operation.name, program.last(COMMUNICATION))
+
+
+THREADS = {
+    Queue.CALLER: TRAINING,
+    Queue.PLANNER: PLANNER,
+    Queue.ORACLE: PLANNER,
+    Queue.NETWORK: COMMUNICATION,
+}
 
 
 def _sum(program: Program, num_bytes: int, after: Tasks) -> Tasks | None:

@@ -1,15 +1,12 @@
 """The four messages of a step: counts and ids go out, rows come back, gradients go out.
 
-Each carries what all lanes send. The communication thread sends them; what they overlap with is
-said in :mod:`pibroch.exchange.prefetching`.
+Each carries what all lanes send. :data:`SCHEDULE` says which thread does what and when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -21,22 +18,24 @@ from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import together
-from pibroch.exchange.prefetching import PrefetchingExchange
+from pibroch.exchange.prefetching import FedStep, PrefetchingExchange
 from pibroch.exchange.rows import room_for
+from pibroch.exchange.schedule import Moment, Queue, Runner, Schedule, Task
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 from pibroch.planner import Plan
 
+SCHEDULE = Schedule(
+    Task("route", Queue.NETWORK, Moment.READ),
+    Task("fetch", Queue.NETWORK, Moment.TURN, after=("route",)),
+    Task("begin rows", Queue.NETWORK, Moment.LOOKUP, after=("fetch",), only_if="begins_rows"),
+    Task("pool", Queue.CALLER, Moment.LOOKUP, after=("fetch",)),
+    Task("combine", Queue.CALLER, Moment.GRADIENTS),
+    Task("update", Queue.NETWORK, Moment.GRADIENTS, after=("combine",)),
+)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Routed:
-    """A batch that was looked up, with its routes through all lanes."""
 
-    batch: JaggedBatch
-    routes: Sequence[Route]
-
-
-class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]"]):
+class AllToAllExchange(PrefetchingExchange):
     """Every rank holds a shard, and takes part in every lookup, also without samples.
 
     Placement changes no bit of the results, but for column-wise tables under row-wise optimizers,
@@ -62,6 +61,7 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
         )
         self.wire = wire
+        self._schedule = Runner(SCHEDULE, {Queue.NETWORK: self._communication}, RUNS)
         self._groups_under = groups_under
         self._movement: RowMovement | None = None
         self._moved: Future[bool] | None = None
@@ -74,17 +74,18 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._lanes = [lane for each in groups for lane in each.lanes]
         self.shards = [lane.shard for lane in self._lanes]
 
+    @property
+    def _runner(self) -> Runner[AllToAllExchange, FedStep]:
+        return self._schedule
+
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
-    ) -> tuple[list[Tensor], Routed]:
+    ) -> tuple[list[Tensor], FedStep]:
         """See :class:`Exchange`."""
-        routes, rows = self.fetched(batch, averaged_at)
+        step = self._step_of(batch, averaged_at)
         self._num_to_update += trains
-        if batch.fresh is not None:
-            self._communication.submit(partial(_begin, routes))
-        room = self.room_for(batch)
-        pooled = [route.pool(fetched, room) for route, fetched in zip(routes, rows, strict=True)]
-        return self.assemble(batch, pooled), Routed(batch, routes)
+        self._schedule.at(Moment.LOOKUP, self, step)
+        return self.assemble(batch, step.tasks.pop("pool").result()), step
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -103,34 +104,18 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         """The inverse of :meth:`assemble`, for gradients."""
         return split(self.groups, batch, gradients)
 
-    def update(self, handle: Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
+    def update(self, handle: FedStep, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed.
 
         The communication thread does the rest while the caller's backward pass goes on.
         """
-        parts = zip(handle.routes, self._lanes, self.split(handle.batch, gradients), strict=True)
-        sums = [
-            gradient[:0] if lane.is_frozen else route.combine(gradient)
-            for route, lane, gradient in parts
-        ]
-        of_lane = [
-            rate
-            for rate, each in zip(rates.learning_rates, self.groups, strict=True)
-            for _ in each.lanes
-        ]
-
-        def deliver() -> None:
-            updates = zip(handle.routes, sums, of_lane, strict=True)
-            together(
-                self.wire,
-                [route.update(totals, rate, rates.step) for route, totals, rate in updates],
-            )
-
-        self._communication.submit(deliver)
+        handle.gradients = gradients
+        handle.rates = rates
+        self._schedule.at(Moment.GRADIENTS, self, handle)
         self._num_to_update -= 1
         self._drop_fetched()
 
-    def drop(self, handle: Routed, gradients: Sequence[Tensor]) -> None:
+    def drop(self, handle: FedStep, gradients: Sequence[Tensor]) -> None:
         """See :class:`Exchange`."""
         self._num_to_update -= 1
 
@@ -171,9 +156,9 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
         self._communication.submit(movement.move_rest).result()
         self._movement = self._moved = None
         self._use(movement.after)
-        for pending in self._announced:
-            pending.routes = self.announce(pending.batch, pending.is_real).routes
-            pending.rows = None
+        for step in self._announced:
+            step.tasks.clear()
+            self._schedule.at(Moment.READ, self, step)
 
     def forget(self) -> None:
         """See :class:`Exchange`."""
@@ -181,31 +166,81 @@ class AllToAllExchange(PrefetchingExchange[Routed, "list[Route]", "list[Records]
             self._communication.submit(self._movement.restart)
         super().forget()
 
-    def route(self, batch: JaggedBatch) -> Routed:
+    def route(self, batch: JaggedBatch) -> FedStep:
         """A handle for the update of a batch that was looked up otherwise; blocks.
 
         The update must follow. Every rank calls it.
         """
         self._num_to_update += 1
-        return Routed(batch, self.announce(batch, True).routes.result())
-
-    def _route(self, batch: JaggedBatch, is_real: bool) -> list[Route]:
-        return together(self.wire, [lane.route(batch, is_real) for lane in self._lanes])
+        step = self._begin(batch, True)
+        step.tasks["route"].result()
+        return step
 
     def _may_fetch_early(self, batch: JaggedBatch) -> bool:
         return batch.fresh is None or not any(lane.begins_at_fetch for lane in self._lanes)
-
-    def _fetch(self, routes: list[Route], averaged_at: int | None) -> list[Records]:
-        return together(self.wire, [route.fetch(averaged_at) for route in routes])
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
         return Report(bytes_by_rank=dict(self.wire.channel.sent_to))
 
-    def _is_real_on_some_rank(self, routes: list[Route]) -> bool:
-        return routes[0].is_real
+    def _is_real_on_some_rank(self, step: FedStep) -> bool:
+        return _routes_of(step)[0].is_real
 
 
-def _begin(routes: Sequence[Route]) -> None:
-    for route in routes:
+def _routes_of(step: FedStep) -> list[Route]:
+    routes: list[Route] = step.tasks["route"].result()
+    return routes
+
+
+def _route(exchange: AllToAllExchange, step: FedStep) -> list[Route]:
+    step.batch.validate()  # may have been written to since it was made
+    return together(
+        exchange.wire, [lane.route(step.batch, step.is_real) for lane in exchange.lanes]
+    )
+
+
+def _fetch(exchange: AllToAllExchange, step: FedStep) -> list[Records]:
+    return together(exchange.wire, [each.fetch(step.averaged_at) for each in _routes_of(step)])
+
+
+def _begin_rows(_: AllToAllExchange, step: FedStep) -> None:
+    for route in _routes_of(step):
         route.begin()
+
+
+def _pool(exchange: AllToAllExchange, step: FedStep) -> list[Tensor]:
+    rows: list[Records] = step.tasks.pop("fetch").result()
+    room = exchange.room_for(step.batch)
+    return [route.pool(own, room) for route, own in zip(_routes_of(step), rows, strict=True)]
+
+
+def _combine(exchange: AllToAllExchange, step: FedStep) -> None:
+    gradients = exchange.split(step.batch, step.gradients)
+    step.gradients = ()
+    step.sums = [
+        gradient[:0] if lane.is_frozen else route.combine(gradient)
+        for route, lane, gradient in zip(_routes_of(step), exchange.lanes, gradients, strict=True)
+    ]
+
+
+def _update(exchange: AllToAllExchange, step: FedStep) -> None:
+    rates = step.rates
+    assert rates is not None, "an update has them"
+    of_lane = [
+        rate
+        for rate, each in zip(rates.learning_rates, exchange.groups, strict=True)
+        for _ in each.lanes
+    ]
+    parts = zip(_routes_of(step), step.sums, of_lane, strict=True)
+    together(exchange.wire, [route.update(sums, rate, rates.step) for route, sums, rate in parts])
+    step.sums = None
+
+
+RUNS = {
+    "route": _route,
+    "fetch": _fetch,
+    "begin rows": _begin_rows,
+    "pool": _pool,
+    "combine": _combine,
+    "update": _update,
+}

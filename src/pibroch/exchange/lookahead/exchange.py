@@ -3,14 +3,10 @@
 Rows lie where they are needed next, so little is waited for.
 
 What travels and when is decided in :mod:`pibroch.exchange.lookahead.oracle`, carried out by
-:mod:`pibroch.exchange.lookahead.carrier`; the order of things is kept by
-:mod:`pibroch.exchange.lookahead.window`. Here each event of the window becomes a task.
-
-Methods run on the training thread unless they say otherwise; what they submit to
-``_planner_thread`` or ``_communication`` runs there, in the order of submission. The README of this
-package has a table of who runs what. Batches that are not planned are looked up as in an all-to-all
-exchange over the same rows, after all records were written home. Why:
-``docs/design/0005-lookahead.md``.
+:mod:`pibroch.exchange.lookahead.carrier`; :mod:`pibroch.exchange.lookahead.window` knows which
+batch is where, and :data:`SCHEDULE` which thread does what for it and when. Methods run on the
+training thread. Batches that are not planned are looked up as in an all-to-all exchange over the
+same rows, after all records were written home. Why: ``docs/design/0005-lookahead.md``.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +26,7 @@ from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
-from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.base import Exchange, Rates, Report
 from pibroch.exchange.fresh_rows import FreshRecords
@@ -37,18 +34,47 @@ from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Pre
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
-from pibroch.exchange.lookahead.oracle.thread import pass_on
 from pibroch.exchange.lookahead.planners import Planner
 from pibroch.exchange.lookahead.window import FeedWindow, Reach
-from pibroch.exchange.messages import together
+from pibroch.exchange.messages import Messages, together
+from pibroch.exchange.prefetching import FedStep
 from pibroch.exchange.rows import pool
+from pibroch.exchange.schedule import (
+    FAR_AHEAD,
+    Moment,
+    Queue,
+    Run,
+    Runner,
+    Schedule,
+    ScheduledStep,
+    Task,
+    Thread,
+)
 from pibroch.kernels.arrays import Ints, Records
 from pibroch.kernels.scatter_update import Hyper
 from pibroch.observability.trace import span
 from pibroch.planner import Plan
 
+T = TypeVar("T")
+_Lane = tuple[Carrier, StepPlan, Records, Hyper | None, FreshRecords | None]
 _ANNOUNCED_AFTER = 2
 """Steps after which a batch's announcement is there without waiting."""
+SCHEDULE = Schedule(
+    Task("prepare", Queue.PLANNER, Moment.READ),
+    Task("announce", Queue.NETWORK, Moment.READ, after=("prepare",)),
+    # of the step that is as far ahead as the plan looks
+    Task("plan", Queue.ORACLE, Moment.TURN, after=(("announce", FAR_AHEAD),)),
+    Task("pool", Queue.CALLER, Moment.LOOKUP, after=(("deliver", -1),)),
+    Task("combine", Queue.CALLER, Moment.GRADIENTS, after=("plan",)),
+    # Both threads update rows now, and never the same: "local" ones concern this rank alone.
+    # Settling waits for them, since rows that go home afterwards may be among them.
+    Task("local", Queue.PLANNER, Moment.GRADIENTS, after=("combine",)),
+    Task("critical", Queue.NETWORK, Moment.GRADIENTS, after=("combine",)),
+    # Lanes short of slots settle before the next step's rows take some, the others behind them.
+    Task("settle tight", Queue.NETWORK, Moment.GRADIENTS, after=("local",), only_if="is_tight"),
+    Task("deliver", Queue.NETWORK, Moment.END),
+    Task("settle", Queue.NETWORK, Moment.END, after=("local",), only_if="has_room"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,45 +95,67 @@ class PlannedLanes:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class Step(ScheduledStep):
     """One batch, from its reading to the end of its updates.
 
-    The training thread makes it and passes it to tasks of the other threads. A field that another
-    thread writes is read only after the future that says so: ``announced``, ``plan`` and ``places``
-    bring their own value, ``local`` says that the planner thread is done with ``gradients``.
+    The training thread makes it and passes it to tasks of the other threads. What a task returns is
+    read by way of its future; ``gradients`` belong to "local" and "critical" until both are done.
 
     Attributes:
         batch: this rank's part.
         is_real: unless it is a filler after this rank's last batch.
         feed: number of its feed.
-        announced: what all ranks say about it.
         number: among the steps that the oracle gets, from 1.
-        plan: of what happens after it, for each lane.
-        places: where its rows are read, for each lane, once they are there.
+        lanes: by which it is announced.
         num_fetched: how many of its rows other ranks have sent, or will send, for it.
-        gradients: this rank's sums and room for those of other ranks, for each lane, once computed.
-        hyper: of its update, for each lane; ``None`` where nothing is updated.
-        update: its number, from 1.
+        gradient_rows: of this rank, for each lane, until they are summed.
+        gradients: their sums and room for those of other ranks, for each lane.
+        rates: of its update; ``None`` where nothing is updated.
+        hyper: the same for each lane.
         fresh: rows that begin anew with it, for each lane.
-        local: done when the rows that this rank alone touched are updated.
     """
 
     batch: JaggedBatch
     is_real: bool
     feed: int
-    announced: Future[Announcement] = field(default_factory=Future)
     number: int = 0
-    plan: Future[list[StepPlan]] = field(default_factory=Future)
-    places: Future[list[Ints]] = field(default_factory=Future)
+    lanes: Sequence[RowLane] = ()
     num_fetched: int = 0
+    gradient_rows: Sequence[Records] = ()
     gradients: list[Records] = field(default_factory=list)
+    rates: Rates | None = None
     hyper: Sequence[Hyper | None] = field(default_factory=list)
-    update: int = 0
     fresh: Sequence[FreshRecords | None] = field(default_factory=list)
-    local: Future[None] = field(default_factory=Future)
+
+    @property
+    def announced(self) -> Announcement:
+        """What all ranks say about it; waits."""
+        announcement: Announcement = self.tasks["announce"].result()
+        return announcement
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        """What happens after it, for each lane; waits."""
+        plans: list[StepPlan] = self.tasks["plan"].result()
+        return plans
+
+    @property
+    def update(self) -> int:
+        """The number of its update, from 1; 0 where nothing is updated."""
+        return 0 if self.rates is None else self.rates.step
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether some lane is short of slots."""
+        return any(plan.is_tight for plan in self.plans)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether some lane is not."""
+        return not all(plan.is_tight for plan in self.plans)
 
 
-class LookaheadExchange(Exchange[Step | Routed]):
+class LookaheadExchange(Exchange[Step | FedStep]):
     """Records move to the ranks that need them next.
 
     Updates cross before the next step only where another rank waits.
@@ -142,8 +190,13 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._last_feed = 0
         self._use(planned)
         self._ranks = self._wire.channel.ranks
-        self._planner_thread = planner_thread
         self._communication = self._ranks.communication
+        threads: dict[Queue, Thread] = {
+            Queue.PLANNER: planner_thread,
+            Queue.NETWORK: self._communication,
+            Queue.ORACLE: _Asked(),
+        }
+        self._runner: Runner[LookaheadExchange, Step] = Runner(SCHEDULE, threads, RUNS)
         self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
 
@@ -151,8 +204,8 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """Plan over these from now on."""
         self._lanes = planned.lanes
         self.shards = planned.shards
-        self._planner = planned.planner
-        self.caches = self._carriers = planned.carriers
+        self.planner = planned.planner
+        self.caches = self.carriers = planned.carriers
 
     def feed(self, batches: Iterable[JaggedBatch], trains: bool) -> Iterator[JaggedBatch]:
         """See :class:`Exchange`; reads ``lookahead`` batches ahead and announces them to all ranks.
@@ -175,7 +228,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
             ahead.append(step)
             announcing.append(step)
             if len(announcing) > _ANNOUNCED_AFTER:
-                reach.batch_takes(announcing.popleft().announced.result().num_bytes)
+                reach.batch_takes(announcing.popleft().announced.num_bytes)
             # two more than planned: a plan is made one step early, and is to wait for no message
             while len(ahead) > reach.steps + 2:
                 yield ahead.popleft().batch
@@ -183,7 +236,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
                 feed = self._begin_again(feed, ahead)
                 # at the same place on all ranks, whose batches may end at different steps
                 self._announce_read()
-            if not is_real and not step.announced.result().is_real:
+            if not is_real and not step.announced.is_real:
                 ahead.pop()
                 break
         while ahead:
@@ -212,7 +265,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
-    ) -> tuple[list[Tensor], Step | Routed]:
+    ) -> tuple[list[Tensor], Step | FedStep]:
         """See :class:`Exchange`."""
         step = self._window.take(batch) if trains else None
         if step is not None:
@@ -222,33 +275,23 @@ class LookaheadExchange(Exchange[Step | Routed]):
         return self._unplanned.lookup(batch, trains, averaged_at)
 
     def _lookup_planned(self, step: Step) -> list[Tensor]:
-        announced = step.announced.result()
+        problem = step.announced.problem
         if self._window.open():
             self._open(step)
-        if announced.problem is not None:
+        if problem is not None:
             nothing = [np.empty((0, lane.layout.width), np.float32) for lane in self._lanes]
             self._finish(step, nothing, Rates([0.0] * len(self._lanes), 0))
             self.fetch_next()
-            raise announced.problem
+            raise problem
         with self._ranks.waiting(), span("wait for rows"):
-            places = step.places.result()
+            places: list[Ints] = step.tasks["deliver", -1].result()
         self._done.rows_read += sum(map(len, places))
         self._done.rows_fetched += step.num_fetched
-        lanes = list(zip(self._carriers, announced.here.lanes, places, strict=True))
-        with span("pool"):
-            if step.batch.fresh is not None:
-                for carrier, here, rows in lanes:
-                    if here.fresh is not None:
-                        carrier.show(here.fresh, here.grouped.rows, rows)
-            room = self._unplanned.room_for(step.batch)
-            pooled = [
-                pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
-                for carrier, here, rows in lanes
-            ]
+        self._runner.at(Moment.LOOKUP, self, step)
         self._window.fly(step)
-        return self._unplanned.assemble(step.batch, pooled)
+        return self._unplanned.assemble(step.batch, step.tasks.pop("pool").result())
 
-    def update(self, handle: Step | Routed, gradients: Sequence[Tensor], rates: Rates) -> None:
+    def update(self, handle: Step | FedStep, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; returns when this rank's gradients are summed.
 
         The other threads do the rest while the caller's backward pass goes on.
@@ -261,7 +304,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
         else:
             self._finish(handle, self._gradient_rows(handle, gradients), rates)
 
-    def drop(self, handle: Step | Routed, gradients: Sequence[Tensor]) -> None:
+    def drop(self, handle: Step | FedStep, gradients: Sequence[Tensor]) -> None:
         """See :class:`Exchange`; what was planned goes on, but for the updates."""
         if not isinstance(handle, Step):
             self._unplanned.drop(handle, gradients)
@@ -270,7 +313,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def _gradient_rows(self, step: Step, gradients: Sequence[Tensor]) -> list[Records]:
         """For each lane."""
-        lanes = step.announced.result().here.lanes
+        lanes = step.announced.here.lanes
         parts = self._unplanned.split(step.batch, gradients)
         return [lane.ids.gradient_rows(part) for lane, part in zip(lanes, parts, strict=True)]
 
@@ -279,75 +322,13 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
         Without ``rates`` nothing is updated.
         """
+        step.gradient_rows = gradients
+        step.rates = rates
         with span("wait for plan"):
-            plans = step.plan.result()
-            announced = step.announced.result()
+            plans = step.plans
         self._count_planned(plans)
-        lanes = zip(self._carriers, announced.here.lanes, gradients, plans, strict=True)
-        with span("sum gradients"):
-            step.gradients = [
-                carrier.sums(here.grouped, gradient, announced.share, plan)
-                for carrier, here, gradient, plan in lanes
-            ]
-        if rates is None:
-            step.hyper = [None] * len(self._carriers)
-        else:
-            step.hyper = [
-                carrier.hyper(rate, rates.step)
-                for carrier, rate in zip(self._carriers, rates.learning_rates, strict=True)
-            ]
-            step.update = rates.step
-        step.fresh = [here.fresh for here in announced.here.lanes]
+        self._runner.at(Moment.GRADIENTS, self, step)
         self._window.finish(step)
-        # Both threads update rows now, and never the same: `local` ones concern this rank alone.
-        # `_settle` waits for them, since rows that go home afterwards may be among them.
-        step.local = self._planner_thread.submit(partial(self._update_local, step, plans))
-        num_sums = [len(here.grouped.rows) for here in announced.here.lanes]
-        self._communication.submit(partial(self._synchronise, step, plans, num_sums))
-
-    def _update_local(self, step: Step, plans: Sequence[StepPlan]) -> None:
-        """Update the rows that this rank alone touched; on the planner thread."""
-        for carrier, plan, gradients, hyper, fresh in zip(
-            self._carriers, plans, step.gradients, step.hyper, step.fresh, strict=True
-        ):
-            carrier.apply(plan.local, gradients, hyper, step.update, "local", fresh)
-
-    def _synchronise(self, step: Step, plans: Sequence[StepPlan], num_sums: Sequence[int]) -> None:
-        """Send the gradients of rows that the next step reads, and update those owned here.
-
-        It runs on the communication thread, beside the rest of the backward pass.
-        """
-        lanes = zip(
-            self._carriers, plans, step.gradients, num_sums, step.hyper, step.fresh, strict=True
-        )
-        with span("critical gradients"):
-            together(
-                self._wire,
-                [
-                    carrier.update(
-                        plan.critical, gradients, first, hyper, step.update, "critical", fresh
-                    )
-                    for carrier, plan, gradients, first, hyper, fresh in lanes
-                ],
-            )
-        self._settle(step, plans, is_tight=True)
-
-    def _settle(self, step: Step, plans: Sequence[StepPlan], is_tight: bool) -> None:
-        """The rest of a step's plan: deferred updates, records that go home, rows read later.
-
-        On the communication thread. In lanes that are tight (short of slots) it comes before the
-        rows of the next step, in the others after them, beside the next forward pass.
-        """
-        lanes = zip(self._carriers, plans, step.gradients, step.hyper, step.fresh, strict=True)
-        chosen = [
-            carrier.settle(plan, gradients, hyper, step.update, fresh)
-            for carrier, plan, gradients, hyper, fresh in lanes
-            if plan.is_tight == is_tight
-        ]
-        if chosen:
-            step.local.result()  # of the planner thread, which waits for nothing
-            with span("settle"):
-                together(self._wire, chosen)
 
     def fetch_next(self) -> None:
         """See :class:`Exchange`: submits rows for the next step, then what can wait.
@@ -361,40 +342,33 @@ class LookaheadExchange(Exchange[Step | Routed]):
             if was_moving and not self.is_moving:
                 self._plan_over_new_homes()
             return
-        plans = step.plan.result()
-
-        def deliver() -> list[Ints]:
-            self._carry("critical", [plan.next_step for plan in plans])
-            return [plan.places for plan in plans]
-
-        arrived = self._communication.submit(deliver)
-        if not all(plan.is_tight for plan in plans):
-            self._communication.submit(partial(self._settle, step, plans, is_tight=False))
+        self._runner.at(Moment.END, self, step)
         # Now, as the training thread is about to wait for sums of dense gradients, and the planner
         # thread may have the core.
         self._announce_read()
         following = self._window.following()
         if following is not None:
-            num_steps = self._window.num_known(following, self._window.lookahead + 1)
-            following.places = arrived
-            following.plan = self._planner.plan(following.feed, num_steps)
+            self._runner.follow(step, following)
+            self._runner.at(Moment.TURN, self, following)
 
-    def _carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
+    def together(self, messages: Sequence[Messages[Any]]) -> None:
+        """Carry what all lanes send; on the communication thread."""
+        together(self._wire, messages)
+
+    def carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
         """Send and receive the rows of all lanes; on the communication thread."""
-        lanes = zip(self._carriers, transfers, strict=True)
+        lanes = zip(self.carriers, transfers, strict=True)
         with span(f"carry {purpose}"):
-            together(
-                self._wire, [carrier.carry({purpose: transfer}) for carrier, transfer in lanes]
-            )
+            self.together([carrier.carry({purpose: transfer}) for carrier, transfer in lanes])
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
-        return replace(self._done, bytes_by_purpose=dict(self._carriers[0].purposes.sent))
+        return replace(self._done, bytes_by_purpose=dict(self.carriers[0].purposes.sent))
 
     @property
     def num_cached(self) -> int:
         """Slots in use now; looks at all of them."""
-        return sum(carrier.num_cached for carrier in self._carriers)
+        return sum(carrier.num_cached for carrier in self.carriers)
 
     def _count_planned(self, plans: Sequence[StepPlan]) -> None:
         for plan in plans:
@@ -416,14 +390,14 @@ class LookaheadExchange(Exchange[Step | Routed]):
 
     def finish_updates(self) -> None:
         """See :class:`Exchange`."""
-        for carrier in self._carriers:
+        for carrier in self.carriers:
             self._communication.submit(carrier.flush)
         self._communication.flush()
 
     def bring_home(self) -> None:
         """See :class:`Exchange`."""
         self._communication.submit(
-            lambda: together(self._wire, [each.bring_home() for each in self._carriers])
+            lambda: together(self._wire, [each.bring_home() for each in self.carriers])
         )
         self.finish_updates()
 
@@ -459,7 +433,7 @@ class LookaheadExchange(Exchange[Step | Routed]):
         """Write records to their homes, behind all that was submitted before."""
         if self._window.must_write_home():
             self._communication.submit(
-                lambda: together(self._wire, [each.write_home() for each in self._carriers])
+                lambda: together(self._wire, [each.write_home() for each in self.carriers])
             )
 
     def _leave_plan(self) -> None:
@@ -468,20 +442,20 @@ class LookaheadExchange(Exchange[Step | Routed]):
         self._write_home()
         self._announce_read()
         if self._window.leave():
-            for carrier in self._carriers:
+            for carrier in self.carriers:
                 self._communication.submit(carrier.clear)
 
     def _begin_fresh(self, step: Step | None) -> None:
         """Begin rows anew that do so with a step, wherever they lie: its update is not planned."""
         if step is None or step.batch.fresh is None:
             return
-        lanes = step.announced.result().here.lanes
+        lanes = step.announced.here.lanes
         self._communication.submit(
             lambda: together(
                 self._wire,
                 [
                     carrier.begin(here.fresh)
-                    for carrier, here in zip(self._carriers, lanes, strict=True)
+                    for carrier, here in zip(self.carriers, lanes, strict=True)
                 ],
             )
         )
@@ -493,39 +467,157 @@ class LookaheadExchange(Exchange[Step | Routed]):
         it. When the announcement is there, that thread gives the step to the planner.
         """
         for step in self._window.take_read():
-            prepared = self._planner_thread.submit(partial(prepare, self._lanes, step.batch))
-            announced = self._communication.submit(partial(self._announce, prepared, step.is_real))
-            announced.add_done_callback(partial(pass_on, step.announced))
+            step.lanes = self._lanes
+            self._runner.at(Moment.READ, self, step)
             # a filler waits for its announcement: a feed ends where all ranks have only fillers
-            is_part = self._window.feed == step.feed and (
-                step.is_real or announced.result().is_real
-            )
+            is_part = self._window.feed == step.feed and (step.is_real or step.announced.is_real)
             if is_part and self._window.admit(step):
-                self._planner.add(step.feed, announced)
+                self.planner.add(step.feed, step.tasks["announce"])
 
-    def _announce(self, prepared: Future[Prepared], is_real: bool) -> Announcement:
-        here = prepared.result()
+    def announce(self, here: Prepared, is_real: bool) -> Announcement:
+        """Tell all ranks of a batch; on the communication thread."""
         with span("announce"):
             (announcement,) = together(self._wire, [self._announcer.announce(here, is_real)])
         return announcement
 
+    def num_known(self, step: Step) -> int:
+        """How many steps the oracle knows when it plans what follows a step of the window."""
+        return self._window.num_known(step, self._window.lookahead + 1)
+
+    def room_for(self, batch: JaggedBatch) -> Tensor | None:
+        """Memory for a batch's pooled embeddings."""
+        return self._unplanned.room_for(batch)
+
     def _open(self, step: Step) -> None:
         """Fetch rows of the first planned step and of its successor, all records being at home."""
         num_steps = self._window.num_known(step, self._window.lookahead)
-        opening = self._planner.open(step.feed, num_steps)
-        step.plan = self._planner.plan(step.feed, num_steps)
+        opening = self.planner.open(step.feed, num_steps)
+        step.tasks["plan"] = self.planner.plan(step.feed, num_steps)
         following = self._window.following()
 
         def fetch() -> list[Ints]:
             opened = opening.result()
             step.num_fetched += sum(arrivals(each.now) for each in opened)
-            self._carry("prefetch", [each.now for each in opened])
+            self.carry("prefetch", [each.now for each in opened])
             # of all lanes, or of none
             early = [each.prefetch for each in opened if each.prefetch is not None]
             if following is not None:
                 following.num_fetched += sum(map(arrivals, early))
             if early:
-                self._carry("prefetch", early)
+                self.carry("prefetch", early)
             return [each.places for each in opened]
 
-        step.places = self._communication.submit(fetch)
+        # its rows come by this, and not behind a step before
+        step.tasks["deliver", -1] = self._communication.submit(fetch)
+
+
+class _Asked:
+    """The oracle as a queue: what is submitted asks it, and returns the future of its answer."""
+
+    def submit(self, ask: Callable[[], Future[T]]) -> Future[T]:
+        return ask()
+
+
+def _prepare(_: LookaheadExchange, step: Step) -> Prepared:
+    return prepare(step.lanes, step.batch)
+
+
+def _announce(exchange: LookaheadExchange, step: Step) -> Announcement:
+    return exchange.announce(step.tasks.pop("prepare").result(), step.is_real)
+
+
+def _plan(exchange: LookaheadExchange, step: Step) -> Future[list[StepPlan]]:
+    return exchange.planner.plan(step.feed, exchange.num_known(step))
+
+
+def _pool(exchange: LookaheadExchange, step: Step) -> list[Tensor]:
+    places: list[Ints] = step.tasks.pop(("deliver", -1)).result()
+    lanes = list(zip(exchange.carriers, step.announced.here.lanes, places, strict=True))
+    with span("pool"):
+        if step.batch.fresh is not None:
+            for carrier, here, rows in lanes:
+                if here.fresh is not None:
+                    carrier.show(here.fresh, here.grouped.rows, rows)
+        room = exchange.room_for(step.batch)
+        return [
+            pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
+            for carrier, here, rows in lanes
+        ]
+
+
+def _combine(exchange: LookaheadExchange, step: Step) -> None:
+    announced = step.announced
+    here = announced.here.lanes
+    lanes = zip(exchange.carriers, here, step.gradient_rows, step.plans, strict=True)
+    with span("sum gradients"):
+        step.gradients = [
+            carrier.sums(own.grouped, rows, announced.share, plan)
+            for carrier, own, rows, plan in lanes
+        ]
+    step.gradient_rows = ()
+    rates = step.rates
+    step.hyper = [None] * len(exchange.carriers)
+    if rates is not None:
+        step.hyper = [
+            carrier.hyper(rate, rates.step)
+            for carrier, rate in zip(exchange.carriers, rates.learning_rates, strict=True)
+        ]
+    step.fresh = [own.fresh for own in here]
+
+
+def _lanes_of(exchange: LookaheadExchange, step: Step) -> list[_Lane]:
+    parts = (exchange.carriers, step.plans, step.gradients, step.hyper, step.fresh)
+    return list(zip(*parts, strict=True))
+
+
+def _update_local(exchange: LookaheadExchange, step: Step) -> None:
+    """Update the rows that this rank alone touched."""
+    for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step):
+        carrier.apply(plan.local, gradients, hyper, step.update, "local", fresh)
+
+
+def _critical(exchange: LookaheadExchange, step: Step) -> None:
+    """Send the gradients of rows that the next step reads, and update those owned here."""
+    firsts = [len(own.grouped.rows) for own in step.announced.here.lanes]
+    lanes = zip(_lanes_of(exchange, step), firsts, strict=True)
+    with span("critical gradients"):
+        exchange.together(
+            [
+                carrier.update(
+                    plan.critical, gradients, first, hyper, step.update, "critical", fresh
+                )
+                for (carrier, plan, gradients, hyper, fresh), first in lanes
+            ]
+        )
+
+
+def _deliver(exchange: LookaheadExchange, step: Step) -> list[Ints]:
+    """Send the rows that the next step reads; returns where they are."""
+    exchange.carry("critical", [plan.next_step for plan in step.plans])
+    return [plan.places for plan in step.plans]
+
+
+def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step) -> None:
+    """The rest of a step's plan: deferred updates, records that go home, rows read later."""
+    with span("settle"):
+        exchange.together(
+            [
+                carrier.settle(plan, gradients, hyper, step.update, fresh)
+                for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step)
+                if plan.is_tight == is_tight
+            ]
+        )
+
+
+RUNS: dict[str, Run[LookaheadExchange, Step]] = {
+    "prepare": _prepare,
+    "announce": _announce,
+    "plan": _plan,
+    "pool": _pool,
+    "combine": _combine,
+    "local": _update_local,
+    "critical": _critical,
+    "settle tight": partial(_settle, True),
+    "deliver": _deliver,
+    "settle": partial(_settle, False),
+}

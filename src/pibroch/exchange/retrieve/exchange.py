@@ -26,9 +26,10 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.embedding.rows import read_rows
 from pibroch.errors import TrainingError
-from pibroch.exchange.alltoall.exchange import AllToAllExchange, Routed
+from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.group_lanes import GroupLanes
 from pibroch.exchange.alltoall.inference import narrowed, widened
+from pibroch.exchange.prefetching import FedStep
 from pibroch.exchange.retrieve.copies import LaneCopies
 from pibroch.exchange.retrieve.gets import RemoteGets
 from pibroch.exchange.retrieve.host_memory import COPIED, VERSION, HostMemory
@@ -167,13 +168,13 @@ class RetrieveExchange(AllToAllExchange):
 
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
-    ) -> tuple[list[Tensor], Routed]:
+    ) -> tuple[list[Tensor], FedStep]:
         """See :class:`Exchange`."""
         self._trains |= trains
         if self._keeps_step:
             return super().lookup(batch, trains, averaged_at)
         with self._one_at_a_time:
-            return self._look_up_alone(batch, averaged_at), Routed(batch, ())
+            return self._look_up_alone(batch, averaged_at), FedStep(batch, True)
 
     def forget(self) -> None:
         """See :class:`Exchange`; later lookups, of whatever rank, read what was written."""

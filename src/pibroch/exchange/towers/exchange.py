@@ -1,4 +1,4 @@
-"""When the lookup by towers does what: its messages on the communication thread.
+"""The lookup by towers in time: which thread sends what, and when.
 
 Ids travel while the batch before computes; the group looks them up, and embeddings go home where no
 module is between, as soon as the rows of that batch are updated. What travels says
@@ -10,7 +10,6 @@ Shape legend: P samples of all ranks that this one serves, S_g columns of its gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -19,23 +18,37 @@ from torch import Tensor
 from pibroch.data import JaggedBatch
 from pibroch.exchange.base import Rates, Report
 from pibroch.exchange.messages import Messages, carried, together
-from pibroch.exchange.prefetching import PrefetchingExchange
-from pibroch.exchange.towers.peer_lookup import PeerBatch, PeerLookup
+from pibroch.exchange.prefetching import FedStep, PrefetchingExchange
+from pibroch.exchange.schedule import Moment, Queue, Runner, Schedule, Task
+from pibroch.exchange.towers.peer_lookup import PeerBatch, PeerIds, PeerLookup
 from pibroch.exchange.towers.places import TowerPlaces
 from pibroch.exchange.wire import RowWire
 
 T = TypeVar("T")
 
+_ROUTED = (
+    Task("peer ids", Queue.NETWORK, Moment.READ),
+    Task("tower route", Queue.NETWORK, Moment.READ, after=("peer ids",)),
+    Task("tower fetch", Queue.NETWORK, Moment.TURN, after=("tower route",)),
+)
+SCHEDULE = Schedule(
+    *_ROUTED,
+    Task("embeddings", Queue.NETWORK, Moment.TURN, after=("tower fetch",)),
+    Task("put", Queue.CALLER, Moment.LOOKUP, after=("embeddings",)),
+    Task("take", Queue.CALLER, Moment.GRADIENTS),
+    Task("gradients", Queue.NETWORK, Moment.GRADIENTS, after=("take",)),
+    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("gradients",)),
+)
+WITH_MODULES = Schedule(
+    *_ROUTED,
+    Task("put", Queue.CALLER, Moment.LOOKUP, after=("tower fetch",)),
+    Task("take", Queue.CALLER, Moment.GRADIENTS),
+    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("take",)),
+)
+"""Where modules run between lookup and model, which send their outputs home themselves."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TowerRouted:
-    """What a lookup leaves for its update."""
 
-    peers: PeerBatch
-    is_modular: bool
-
-
-class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
+class TowersExchange(PrefetchingExchange):
     """Tables lie with the hosts of their tower.
 
     Without modules all is as ``alltoall`` gives it, to the bit.
@@ -64,46 +77,39 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         self.wire = peer.wire
         self.inner_wire = inner_wire
         self.members = inner_wire.channel.ranks
-        self._peer = peer
-        self.group = self._peer.group
-        self.served = self._peer.served
-        self.shards = [lane.shard for lane in self._peer.lanes]
+        self.peer = peer
+        self.group = self.peer.group
+        self.served = self.peer.served
+        self.shards = [lane.shard for lane in self.peer.lanes]
+        threads = {Queue.NETWORK: self._communication}
+        self._plain = Runner(SCHEDULE, threads, RUNS)
+        self._modular = Runner(WITH_MODULES, threads, RUNS_WITH_MODULES)
         self.is_modular = False
         self.last: PeerBatch | None = None
 
+    @property
+    def _runner(self) -> Runner[TowersExchange, FedStep]:
+        return self._modular if self.is_modular else self._plain
+
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
-    ) -> tuple[list[Tensor], TowerRouted]:
+    ) -> tuple[list[Tensor], FedStep]:
         """See :class:`Exchange`; where modules are placed, of all samples that are served."""
-        peers, parts = self.fetched(batch, averaged_at)
-        self.last = peers
-        routed = TowerRouted(peers, self.is_modular)
-        if self.is_modular:
-            return [torch.cat(parts)] * len(self.groups), routed
-        return self._peer.put(batch, parts), routed
+        step = self._step_of(batch, averaged_at)
+        self.last = _peers_of(step)
+        self._runner.at(Moment.LOOKUP, self, step)
+        return step.tasks.pop("put").result(), step
 
-    def update(self, handle: TowerRouted, gradients: Sequence[Tensor], rates: Rates) -> None:
+    def update(self, handle: FedStep, gradients: Sequence[Tensor], rates: Rates) -> None:
         """See :class:`Exchange`; :meth:`to_peers` has weighted gradients that modules return."""
-        peers = handle.peers
-        peer = self._peer
-        if handle.is_modular:
-            by_slot = peer.of_slots(peers, gradients[0])
-            self._communication.submit(
-                lambda: carried(self.inner_wire, peer.update(peers, by_slot, rates))
-            )
-        else:
-            sent = peer.take(peers.batch, gradients)
-
-            def deliver() -> None:
-                by_slot = self._outside(peer.gradients_of_slots(peers, sent))
-                carried(self.inner_wire, peer.update(peers, by_slot, rates, peers.shares))
-
-            self._communication.submit(deliver)
+        handle.gradients = gradients
+        handle.rates = rates
+        self._runner.at(Moment.GRADIENTS, self, handle)
         self.forget()
 
     def report(self) -> Report:
         """See :class:`Exchange`; bytes between peers, by purpose, and inside the group."""
-        return Report(bytes_by_purpose={**self._peer.sent, "inside towers": self.inner_wire.sent})
+        return Report(bytes_by_purpose={**self.peer.sent, "inside towers": self.inner_wire.sent})
 
     def to_home(self, vectors: Tensor, peers: PeerBatch, widths: Sequence[int]) -> list[Tensor]:
         """Send the outputs of this rank's towers to the ranks whose samples they are.
@@ -111,7 +117,7 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         Blocks. All ranks call it. See :meth:`PeerLookup.outputs_home`.
         """
         vectors = vectors.detach()
-        return self._on_wire(lambda: self._peer.outputs_home(peers, vectors, widths))
+        return self._on_wire(lambda: self.peer.outputs_home(peers, vectors, widths))
 
     def to_peers(
         self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]
@@ -122,25 +128,95 @@ class TowersExchange(PrefetchingExchange[TowerRouted, PeerBatch, list[Tensor]]):
         the mean loss.
         """
         of_outputs = [gradient.detach() for gradient in gradients]
-        return self._on_wire(lambda: self._peer.gradients_of_outputs(peers, of_outputs, widths))
+        return self._on_wire(lambda: self.peer.gradients_of_outputs(peers, of_outputs, widths))
 
     def _on_wire(self, messages: Callable[[], Messages[T]]) -> T:
         with self._ranks.waiting():
-            return self._communication.submit(lambda: self._outside(messages())).result()
+            return self._communication.submit(lambda: self.outside(messages())).result()
 
-    def _outside(self, messages: Messages[T]) -> T:
+    def outside(self, messages: Messages[T]) -> T:
+        """Carry one message after the other between all ranks; on the communication thread."""
         (result,) = together(self.wire, [messages])
         return result
 
-    def _is_real_on_some_rank(self, routes: PeerBatch) -> bool:
-        return routes.is_real
+    def _is_real_on_some_rank(self, step: FedStep) -> bool:
+        return _peers_of(step).is_real
 
-    def _route(self, batch: JaggedBatch, is_real: bool) -> PeerBatch:
-        ids = self._outside(self._peer.announce(batch, is_real))
-        return carried(self.inner_wire, self._peer.route(ids))
 
-    def _fetch(self, routes: PeerBatch, averaged_at: int | None) -> list[Tensor]:
-        by_slot = carried(self.inner_wire, self._peer.fetch(routes, averaged_at))
-        if self.is_modular:
-            return [each[0] for each in by_slot]
-        return self._outside(self._peer.embeddings_home(routes, by_slot))
+def _peers_of(step: FedStep) -> PeerBatch:
+    peers: PeerBatch = step.tasks["tower route"].result()
+    return peers
+
+
+def _peer_ids(exchange: TowersExchange, step: FedStep) -> PeerIds:
+    step.batch.validate()  # may have been written to since it was made
+    return exchange.outside(exchange.peer.announce(step.batch, step.is_real))
+
+
+def _route(exchange: TowersExchange, step: FedStep) -> PeerBatch:
+    ids: PeerIds = step.tasks.pop("peer ids").result()
+    return carried(exchange.inner_wire, exchange.peer.route(ids))
+
+
+def _fetch(exchange: TowersExchange, step: FedStep) -> list[list[Tensor]]:
+    fetch = exchange.peer.fetch(_peers_of(step), step.averaged_at)
+    return carried(exchange.inner_wire, fetch)
+
+
+def _embeddings(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
+    by_slot: list[list[Tensor]] = step.tasks["tower fetch"].result()
+    return exchange.outside(exchange.peer.embeddings_home(_peers_of(step), by_slot))
+
+
+def _put(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
+    del step.tasks["tower fetch"]
+    return exchange.peer.put(step.batch, step.tasks.pop("embeddings").result())
+
+
+def _take(exchange: TowersExchange, step: FedStep) -> None:
+    step.sums = exchange.peer.take(step.batch, step.gradients)
+    step.gradients = ()
+
+
+def _gradients(exchange: TowersExchange, step: FedStep) -> None:
+    messages = exchange.peer.gradients_of_slots(_peers_of(step), step.sums)
+    step.sums = exchange.outside(messages)
+
+
+def _update(exchange: TowersExchange, step: FedStep) -> None:
+    peers = _peers_of(step)
+    assert step.rates is not None, "an update has them"
+    update = exchange.peer.update(peers, step.sums, step.rates, peers.shares)
+    carried(exchange.inner_wire, update)
+    step.sums = None
+
+
+def _put_for_modules(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
+    by_slot: list[list[Tensor]] = step.tasks.pop("tower fetch").result()
+    return [torch.cat([each[0] for each in by_slot])] * len(exchange.groups)
+
+
+def _take_of_modules(exchange: TowersExchange, step: FedStep) -> None:
+    step.sums = exchange.peer.of_slots(_peers_of(step), step.gradients[0])
+    step.gradients = ()
+
+
+def _update_weighted(exchange: TowersExchange, step: FedStep) -> None:
+    assert step.rates is not None, "an update has them"
+    carried(exchange.inner_wire, exchange.peer.update(_peers_of(step), step.sums, step.rates))
+    step.sums = None
+
+
+_ROUTES = {"peer ids": _peer_ids, "tower route": _route, "tower fetch": _fetch}
+RUNS = _ROUTES | {
+    "embeddings": _embeddings,
+    "put": _put,
+    "take": _take,
+    "gradients": _gradients,
+    "tower update": _update,
+}
+RUNS_WITH_MODULES = _ROUTES | {
+    "put": _put_for_modules,
+    "take": _take_of_modules,
+    "tower update": _update_weighted,
+}
