@@ -90,6 +90,7 @@ SOAK = (
     "tests/distributed/test_stream_strokes.py",
     "tests/distributed/test_streams_kills.py",
     "tests/distributed/test_streams_soak.py",
+    "tests/distributed/test_streams_train.py::test_a_signal",
     "tests/distributed/test_streams_train.py::test_killed_ranks_train_each_event",
     "tests/unit/benchmarks/test_bench_contenders.py::test_a_rank_trains",
     "tests/unit/data/streams/test_kafka_strokes.py",

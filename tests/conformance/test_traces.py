@@ -32,7 +32,7 @@ def processors():
     made.close()
 
 
-@pytest.mark.parametrize("case", some(traces.CASES, 0, 2))
+@pytest.mark.parametrize("case", some(traces.CASES, 0, 3))
 def test_order_and_bytes(worlds, server_team, oracle_team, processors, case):
     if not HAS_ITS_BITS and SIZED_BY_BITS in case:
         pytest.skip("its messages have other sizes on other processors")

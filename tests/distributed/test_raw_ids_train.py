@@ -33,8 +33,8 @@ WAYS = {
 @pytest.fixture(scope="module")
 def recipe(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    often = ["train.epochs=none", "train.steps=120", "train.checkpoint_every=40", "train.keep=9"]
-    config = make_config(data, *often, "train.evaluate_every=60", *HASHED)
+    often = ["train.epochs=none", "train.steps=80", "train.checkpoint_every=40", "train.keep=9"]
+    config = make_config(data, *often, "train.evaluate_every=40", *HASHED)
     path.write_text(to_toml(config.model_dump()))
     return path
 
@@ -66,7 +66,7 @@ def test_a_killed_rank_s_run_goes_on_to_the_same_bits(recipe, runs, tmp_path, wa
     words = [word for each in WAYS[way] for word in ("--set", each)]
     words = ["--run-dir", run, "--ranks", 2, "--restarts", 9, *words, *FROM[source]]
     with Team(recipe, *words) as team:
-        os.kill(team.wait_for_step(run, 50)[1], signal.SIGKILL)
+        os.kill(team.wait_for_step(run, 45)[1], signal.SIGKILL)
         wait_until(lambda: (run / "restarts.jsonl").exists() or team.process.poll() is not None)
         before = steps(run)
         wait_until(lambda: steps(run) > before + 3 or team.process.poll() is not None)
@@ -81,8 +81,8 @@ def test_four_ranks_checkpoint_is_gone_on_with_by_fewer(recipe, runs, tmp_path, 
     expected = runs("alltoall", 4)
     moved = tmp_path / "moved"
     train(recipe, moved, 4, "alltoall", "train.steps=40")
-    train(recipe, moved, ranks, "alltoall", "train.steps=120", resume=True)
-    for step in (40, 80, 120):
+    train(recipe, moved, ranks, "alltoall", "train.steps=80", resume=True)
+    for step in (40, 80):
         saved, right = (state_at(folder, step) for folder in (moved, expected))
         assert saved.keys() == right.keys() and len(right) > 25
         assert all(saved[name].equal(array) for name, array in right.items())
@@ -93,5 +93,5 @@ def test_four_ranks_checkpoint_is_gone_on_with_by_fewer(recipe, runs, tmp_path, 
 @pytest.mark.parametrize("ranks", some([1, 3], 1, 2))
 def test_as_many_ranks_go_on_to_the_same_bits(recipe, runs, tmp_path, ranks):
     train(recipe, tmp_path / "run", ranks, "alltoall", "train.steps=40")
-    train(recipe, tmp_path / "run", ranks, "alltoall", "train.steps=120", resume=True)
+    train(recipe, tmp_path / "run", ranks, "alltoall", "train.steps=80", resume=True)
     assert losses_of(tmp_path / "run") == losses_of(runs("alltoall", ranks))

@@ -101,6 +101,7 @@ def test_a_killed_trainer_goes_on_from_a_cut_in_memory_and_without_a_node_that_i
 ):
     node = cluster.add_node(**NODE)
     cuts = ["train.checkpoint_every=60", "train.cut_every_seconds=0.1"]
+    cuts.append("embedding.exchange.servers=1")
     recipe = recipe_of(data, tmp_path, *cuts, "train.evaluate_every=60", "train.epochs=12")
     run = tmp_path / "run"
     with Trained(cluster, recipe, run) as trained:

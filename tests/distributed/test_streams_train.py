@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from launched_team import Team, wait_until
 
-from grids import cells
+from grids import cells, some
 from kafka_cluster import Cluster
 from pibroch.config import to_toml
 from pibroch.config.recipes import check_config
@@ -167,7 +167,9 @@ def test_following_ends_when_nothing_has_come_for_long_enough(tmp_path):
     check_each_once(run)
 
 
-@pytest.mark.parametrize(("ranks", "number"), [(1, "SIGTERM"), (2, "SIGTERM"), (2, "SIGINT")])
+@pytest.mark.parametrize(
+    ("ranks", "number"), some([(1, "SIGTERM"), (2, "SIGTERM"), (2, "SIGINT")], 0, 2)
+)
 def test_a_signal_ends_a_run_that_follows_and_it_goes_on(tmp_path, ranks, number):
     """Where it is a terminal's, all processes get it."""
     recipe = write_recipe(tmp_path)
@@ -209,12 +211,12 @@ def test_killed_ranks_train_each_event_once_and_to_the_same_bits(tmp_path, excha
         recipe, "--run-dir", run, "--ranks", 2, "--restarts", 9, "--until-idle", 4, *words
     ) as team:
         writer.start()
-        for rank, at in ((1, 10), (0, 30), (1, 50)):
+        for rank, at in ((1, 10), (0, 40)):
             kill(team, run, rank, at)
         writer.join()
         assert team.end() == 0, team.output
     check_each_once(run)
-    assert summary(run)["restarts"] == 3
+    assert summary(run)["restarts"] == 2
     expected = undisturbed(run, 2)
     assert trained(expected) == trained(run)
     check_same_bits(run, expected)
