@@ -149,6 +149,12 @@ def joined(generators: Sequence[Messages[T]]) -> Joined[list[T]]:
     return [results[number] for number in range(len(generators))]
 
 
+def alone(messages: Messages[T]) -> Joined[T]:
+    """The messages of one lane."""
+    (result,) = yield from joined([messages])
+    return result
+
+
 def _answers(wire: RowWire, messages: Sequence[Message]) -> list[Received]:
     """Answers to messages of one kind."""
     first = messages[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -32,7 +32,6 @@ class FedStep(ScheduledStep):
         averaged_at: the step whose moving averages its lookup reads; ``None`` for weights.
         gradients: of the embeddings, between the backward pass's arrival and their sums.
         rates: of its update.
-        sums: this rank's gradients as they are sent.
     """
 
     batch: JaggedBatch
@@ -40,7 +39,6 @@ class FedStep(ScheduledStep):
     averaged_at: int | None = None
     gradients: Sequence[Tensor] = ()
     rates: Rates | None = None
-    sums: Any = None
 
     @property
     def begins_rows(self) -> bool:

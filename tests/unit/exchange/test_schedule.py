@@ -70,16 +70,25 @@ class Log:
     def __init__(self):
         self.done = []
 
+    wire = None
+
     def note(self, name, step):
         self.done.append((name, step.number, threading.current_thread().name))
         return f"{name} {step.number}"
 
+    def send(self, name, step):
+        yield from ()
+        return self.note(name, step)
 
-def runs_of(*names):
+
+def runs_of(*names, local=()):
+    """Functions that note what they are called for; those not ``local`` return generators."""
+
     def run(name):
-        return lambda log, step: log.note(name, step)
+        way = Log.note if name in local else Log.send
+        return lambda log, step, *_: way(log, name, step)
 
-    return {name: run(name) for name in names}
+    return {name: run(name) for name in (*names, *local)}
 
 
 @pytest.fixture
@@ -98,7 +107,7 @@ def test_tasks_run_in_their_order_on_their_threads(threads):
         Task("odd", NETWORK, Moment.GRADIENTS, only_if="is_odd"),
         Task("deliver", NETWORK, Moment.END, after=("local", "odd")),
     )
-    runner = Runner(schedule, threads, runs_of("route", "pool", "local", "odd", "deliver"))
+    runner = Runner(schedule, threads, runs_of("route", "odd", "deliver", local=("pool", "local")))
     log = Log()
     steps = [Step(0), Step(1, is_odd=True)]
     runner.at(Moment.READ, log, steps[0])
@@ -132,8 +141,36 @@ def test_what_was_forgotten_is_done_again(threads):
     assert [name for name, *_ in log.done] == ["route", "fetch", "fetch"]
 
 
+def test_what_is_done_again_does_not_wait_for_itself(threads):
+    """Forgotten and submitted again while the first ones have not run."""
+    schedule = Schedule(
+        Task("hold", PLANNER, Moment.READ),
+        Task("route", NETWORK, Moment.READ, after=("hold",)),
+        Task("fetch", NETWORK, Moment.TURN),
+        Task("carry", NETWORK, Moment.TURN, after=("fetch",)),
+    )
+    go_on = threading.Event()
+    carried = []
+
+    def carry(log, step, fetched):
+        yield from ()
+        carried.append(fetched)
+
+    runs = runs_of("route", "fetch") | {"hold": lambda *_: go_on.wait(20), "carry": carry}
+    runner = Runner(schedule, threads, runs)
+    step = Step(0)
+    log = Log()
+    runner.at(Moment.READ, log, step)
+    runner.at(Moment.TURN, log, step)
+    runner.forget(Moment.TURN, step)
+    runner.at(Moment.TURN, log, step)
+    go_on.set()
+    step.tasks["carry"].result(20)
+    assert carried == ["fetch 0", "fetch 0"]
+
+
 def test_an_error_reaches_whatever_waits_for_it(threads):
-    def refuse(log, step):
+    def refuse(log, step, *_):
         raise DataError("a bad batch", "a good one")
 
     schedule = Schedule(
@@ -167,7 +204,7 @@ def test_a_question_is_its_own_future():
     answer = Future()
     schedule = Schedule(Task("plan", Queue.ORACLE, Moment.TURN))
     step = Step(0)
-    Runner(schedule, {Queue.ORACLE: Asked()}, {"plan": lambda log, step: answer}).at(
+    Runner(schedule, {Queue.ORACLE: Asked()}, {"plan": lambda log, step, *_: answer}).at(
         Moment.TURN, Log(), step
     )
     assert step.tasks["plan"] is answer

@@ -17,10 +17,10 @@ from pibroch.exchange.alltoall.group_lanes import GroupLanes, assemble, split
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
 from pibroch.exchange.base import Rates, Report
-from pibroch.exchange.messages import together
+from pibroch.exchange.messages import Joined, joined
 from pibroch.exchange.prefetching import FedStep, PrefetchingExchange
 from pibroch.exchange.rows import room_for
-from pibroch.exchange.schedule import Moment, Queue, Runner, Schedule, Task
+from pibroch.exchange.schedule import Moment, Queue, Run, Runner, Schedule, Task
 from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Records
 from pibroch.planner import Plan
@@ -61,7 +61,9 @@ class AllToAllExchange(PrefetchingExchange):
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
         )
         self.wire = wire
-        self._schedule = Runner(SCHEDULE, {Queue.NETWORK: self._communication}, RUNS)
+        self._schedule: Runner[AllToAllExchange, FedStep] = Runner(
+            SCHEDULE, {Queue.NETWORK: self._communication}, RUNS
+        )
         self._groups_under = groups_under
         self._movement: RowMovement | None = None
         self._moved: Future[bool] | None = None
@@ -192,20 +194,19 @@ def _routes_of(step: FedStep) -> list[Route]:
     return routes
 
 
-def _route(exchange: AllToAllExchange, step: FedStep) -> list[Route]:
+def _route(exchange: AllToAllExchange, step: FedStep) -> Joined[list[Route]]:
     step.batch.validate()  # may have been written to since it was made
-    return together(
-        exchange.wire, [lane.route(step.batch, step.is_real) for lane in exchange.lanes]
-    )
+    return joined([lane.route(step.batch, step.is_real) for lane in exchange.lanes])
 
 
-def _fetch(exchange: AllToAllExchange, step: FedStep) -> list[Records]:
-    return together(exchange.wire, [each.fetch(step.averaged_at) for each in _routes_of(step)])
+def _fetch(_: AllToAllExchange, step: FedStep, routes: list[Route]) -> Joined[list[Records]]:
+    return joined([route.fetch(step.averaged_at) for route in routes])
 
 
-def _begin_rows(_: AllToAllExchange, step: FedStep) -> None:
+def _begin_rows(_: AllToAllExchange, step: FedStep, fetched: list[Records]) -> Joined[None]:
     for route in _routes_of(step):
         route.begin()
+    yield from ()
 
 
 def _pool(exchange: AllToAllExchange, step: FedStep) -> list[Tensor]:
@@ -214,16 +215,18 @@ def _pool(exchange: AllToAllExchange, step: FedStep) -> list[Tensor]:
     return [route.pool(own, room) for route, own in zip(_routes_of(step), rows, strict=True)]
 
 
-def _combine(exchange: AllToAllExchange, step: FedStep) -> None:
+def _combine(exchange: AllToAllExchange, step: FedStep) -> list[Tensor]:
     gradients = exchange.split(step.batch, step.gradients)
     step.gradients = ()
-    step.sums = [
+    return [
         gradient[:0] if lane.is_frozen else route.combine(gradient)
         for route, lane, gradient in zip(_routes_of(step), exchange.lanes, gradients, strict=True)
     ]
 
 
-def _update(exchange: AllToAllExchange, step: FedStep) -> None:
+def _update(
+    exchange: AllToAllExchange, step: FedStep, totals: Sequence[Tensor]
+) -> Joined[list[None]]:
     rates = step.rates
     assert rates is not None, "an update has them"
     of_lane = [
@@ -231,12 +234,11 @@ def _update(exchange: AllToAllExchange, step: FedStep) -> None:
         for rate, each in zip(rates.learning_rates, exchange.groups, strict=True)
         for _ in each.lanes
     ]
-    parts = zip(_routes_of(step), step.sums, of_lane, strict=True)
-    together(exchange.wire, [route.update(sums, rate, rates.step) for route, sums, rate in parts])
-    step.sums = None
+    parts = zip(_routes_of(step), totals, of_lane, strict=True)
+    return joined([route.update(total, rate, rates.step) for route, total, rate in parts])
 
 
-RUNS = {
+RUNS: dict[str, Run] = {
     "route": _route,
     "fetch": _fetch,
     "begin rows": _begin_rows,

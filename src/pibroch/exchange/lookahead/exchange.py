@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -36,7 +36,7 @@ from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
 from pibroch.exchange.lookahead.planners import Planner
 from pibroch.exchange.lookahead.window import FeedWindow, Reach
-from pibroch.exchange.messages import Messages, together
+from pibroch.exchange.messages import Joined, alone, carried, joined, together
 from pibroch.exchange.prefetching import FedStep
 from pibroch.exchange.rows import pool
 from pibroch.exchange.schedule import (
@@ -182,14 +182,14 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         planned_now: Callable[[], PlannedLanes] | None = None,
     ) -> None:
         self._unplanned = unplanned
-        self._wire = unplanned.wire
-        self._announcer = announcer
+        self.wire = unplanned.wire
+        self.announcer = announcer
         self.reads_ahead = unplanned.reads_ahead
         self._planned_now = planned_now
         self._has_moved = False
         self._last_feed = 0
         self._use(planned)
-        self._ranks = self._wire.channel.ranks
+        self._ranks = self.wire.channel.ranks
         self._communication = self._ranks.communication
         threads: dict[Queue, Thread] = {
             Queue.PLANNER: planner_thread,
@@ -351,15 +351,11 @@ class LookaheadExchange(Exchange[Step | FedStep]):
             self._runner.follow(step, following)
             self._runner.at(Moment.TURN, self, following)
 
-    def together(self, messages: Sequence[Messages[Any]]) -> None:
-        """Carry what all lanes send; on the communication thread."""
-        together(self._wire, messages)
-
-    def carry(self, purpose: str, transfers: Sequence[Transfer]) -> None:
-        """Send and receive the rows of all lanes; on the communication thread."""
+    def carry(self, purpose: str, transfers: Sequence[Transfer]) -> Joined[list[None]]:
+        """Send and receive the rows of all lanes."""
         lanes = zip(self.carriers, transfers, strict=True)
         with span(f"carry {purpose}"):
-            self.together([carrier.carry({purpose: transfer}) for carrier, transfer in lanes])
+            return (yield from joined([carrier.carry({purpose: own}) for carrier, own in lanes]))
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
@@ -397,7 +393,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
     def bring_home(self) -> None:
         """See :class:`Exchange`."""
         self._communication.submit(
-            lambda: together(self._wire, [each.bring_home() for each in self.carriers])
+            lambda: together(self.wire, [each.bring_home() for each in self.carriers])
         )
         self.finish_updates()
 
@@ -433,7 +429,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         """Write records to their homes, behind all that was submitted before."""
         if self._window.must_write_home():
             self._communication.submit(
-                lambda: together(self._wire, [each.write_home() for each in self.carriers])
+                lambda: together(self.wire, [each.write_home() for each in self.carriers])
             )
 
     def _leave_plan(self) -> None:
@@ -452,7 +448,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         lanes = step.announced.here.lanes
         self._communication.submit(
             lambda: together(
-                self._wire,
+                self.wire,
                 [
                     carrier.begin(here.fresh)
                     for carrier, here in zip(self.carriers, lanes, strict=True)
@@ -474,12 +470,6 @@ class LookaheadExchange(Exchange[Step | FedStep]):
             if is_part and self._window.admit(step):
                 self.planner.add(step.feed, step.tasks["announce"])
 
-    def announce(self, here: Prepared, is_real: bool) -> Announcement:
-        """Tell all ranks of a batch; on the communication thread."""
-        with span("announce"):
-            (announcement,) = together(self._wire, [self._announcer.announce(here, is_real)])
-        return announcement
-
     def num_known(self, step: Step) -> int:
         """How many steps the oracle knows when it plans what follows a step of the window."""
         return self._window.num_known(step, self._window.lookahead + 1)
@@ -498,13 +488,13 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         def fetch() -> list[Ints]:
             opened = opening.result()
             step.num_fetched += sum(arrivals(each.now) for each in opened)
-            self.carry("prefetch", [each.now for each in opened])
+            carried(self.wire, self.carry("prefetch", [each.now for each in opened]))
             # of all lanes, or of none
             early = [each.prefetch for each in opened if each.prefetch is not None]
             if following is not None:
                 following.num_fetched += sum(map(arrivals, early))
             if early:
-                self.carry("prefetch", early)
+                carried(self.wire, self.carry("prefetch", early))
             return [each.places for each in opened]
 
         # its rows come by this, and not behind a step before
@@ -522,11 +512,12 @@ def _prepare(_: LookaheadExchange, step: Step) -> Prepared:
     return prepare(step.lanes, step.batch)
 
 
-def _announce(exchange: LookaheadExchange, step: Step) -> Announcement:
-    return exchange.announce(step.tasks.pop("prepare").result(), step.is_real)
+def _announce(exchange: LookaheadExchange, step: Step, here: Prepared) -> Joined[Announcement]:
+    with span("announce"):
+        return (yield from alone(exchange.announcer.announce(here, step.is_real)))
 
 
-def _plan(exchange: LookaheadExchange, step: Step) -> Future[list[StepPlan]]:
+def _plan(exchange: LookaheadExchange, step: Step, _: None) -> Future[list[StepPlan]]:
     return exchange.planner.plan(step.feed, exchange.num_known(step))
 
 
@@ -570,18 +561,18 @@ def _lanes_of(exchange: LookaheadExchange, step: Step) -> list[_Lane]:
     return list(zip(*parts, strict=True))
 
 
-def _update_local(exchange: LookaheadExchange, step: Step) -> None:
+def _update_local(exchange: LookaheadExchange, step: Step, _: None) -> None:
     """Update the rows that this rank alone touched."""
     for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step):
         carrier.apply(plan.local, gradients, hyper, step.update, "local", fresh)
 
 
-def _critical(exchange: LookaheadExchange, step: Step) -> None:
+def _critical(exchange: LookaheadExchange, step: Step, _: None) -> Joined[None]:
     """Send the gradients of rows that the next step reads, and update those owned here."""
     firsts = [len(own.grouped.rows) for own in step.announced.here.lanes]
     lanes = zip(_lanes_of(exchange, step), firsts, strict=True)
     with span("critical gradients"):
-        exchange.together(
+        yield from joined(
             [
                 carrier.update(
                     plan.critical, gradients, first, hyper, step.update, "critical", fresh
@@ -591,16 +582,16 @@ def _critical(exchange: LookaheadExchange, step: Step) -> None:
         )
 
 
-def _deliver(exchange: LookaheadExchange, step: Step) -> list[Ints]:
+def _deliver(exchange: LookaheadExchange, step: Step) -> Joined[list[Ints]]:
     """Send the rows that the next step reads; returns where they are."""
-    exchange.carry("critical", [plan.next_step for plan in step.plans])
+    yield from exchange.carry("critical", [plan.next_step for plan in step.plans])
     return [plan.places for plan in step.plans]
 
 
-def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step) -> None:
+def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step, _: None) -> Joined[None]:
     """The rest of a step's plan: deferred updates, records that go home, rows read later."""
     with span("settle"):
-        exchange.together(
+        yield from joined(
             [
                 carrier.settle(plan, gradients, hyper, step.update, fresh)
                 for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step)
@@ -609,7 +600,7 @@ def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step) -> None:
         )
 
 
-RUNS: dict[str, Run[LookaheadExchange, Step]] = {
+RUNS: dict[str, Run] = {
     "prepare": _prepare,
     "announce": _announce,
     "plan": _plan,

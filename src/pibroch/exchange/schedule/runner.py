@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from pibroch.errors import PibrochError
+from pibroch.exchange.messages import carried
 from pibroch.exchange.schedule.schedule import Before, Moment, Queue, Schedule, Task
 
 
@@ -16,8 +17,9 @@ from pibroch.exchange.schedule.schedule import Before, Moment, Queue, Schedule, 
 class ScheduledStep:
     """What a runner keeps of a step.
 
-    The training thread alone adds to ``tasks``. It submits a task behind those that the task waits
-    for, so the task's thread finds their futures here.
+    The training thread alone changes ``tasks``. A task gets what it waits for as it was when the
+    task was submitted: by the time it runs, that may have been forgotten and submitted again,
+    behind it on the same thread.
 
     Attributes:
         tasks: what its tasks return, and those of the step before that it waits for.
@@ -37,8 +39,13 @@ class Thread(Protocol):
         """Run a task after all earlier ones; returns at once."""
 
 
-Run = Callable[[E, S], Any]
-"""What a task does, for an exchange and a step."""
+Run = Callable[..., Any]
+"""What a task does, for an exchange and a step.
+
+Tasks of other threads than the caller's also get the results of what they wait for, ``None`` for a
+task that had nothing to do. On the communication thread a task returns a generator of messages
+(:data:`pibroch.exchange.messages.Joined`), whose result is the task's.
+"""
 
 
 class Runner(Generic[E, S]):
@@ -61,7 +68,7 @@ class Runner(Generic[E, S]):
         self,
         schedule: Schedule,
         threads: Mapping[Queue, Thread],
-        runs: Mapping[str, Run[E, S]],
+        runs: Mapping[str, Run],
     ) -> None:
         names = {task.name for task in schedule.tasks}
         if names != runs.keys():
@@ -70,7 +77,7 @@ class Runner(Generic[E, S]):
             )
         self._threads = threads
         self._at = {
-            moment: [(task, _waiting(task, runs[task.name])) for task in schedule.at(moment)]
+            moment: [(task, _as_submitted(task, runs[task.name])) for task in schedule.at(moment)]
             for moment in Moment
         }
         self._of_step_before = {
@@ -93,7 +100,9 @@ class Runner(Generic[E, S]):
                 done.set_result(run(exchange, step))
                 step.tasks[task.name] = done
             else:
-                step.tasks[task.name] = self._threads[task.on].submit(partial(run, exchange, step))
+                inputs = [step.tasks.get(each) for each in task.after]
+                submit = self._threads[task.on].submit
+                step.tasks[task.name] = submit(partial(run, exchange, step, inputs))
 
     def wait(self, moment: Moment, step: S) -> None:
         """Wait until a moment's tasks are done.
@@ -116,19 +125,17 @@ class Runner(Generic[E, S]):
             step.tasks[each] = before.tasks[each[0]]
 
 
-def _waiting(task: Task, run: Run[E, S]) -> Run[E, S]:
-    """``run`` after what the task waits for.
+def _as_submitted(task: Task, run: Run) -> Run:
+    """A task as its thread runs it: it waits for others first, and sends its messages.
 
     Those of the training thread wait themselves, where they count the time.
     """
-    if task.on is Queue.CALLER or not task.after:
+    if task.on is Queue.CALLER:
         return run
 
-    def wait_and_run(exchange: E, step: S) -> Any:
-        for each in task.after:
-            # a task that had nothing to do is not there
-            if each in step.tasks:
-                step.tasks[each].result()
-        return run(exchange, step)
+    def wait_and_run(exchange: E, step: S, inputs: Sequence[Future[Any] | None]) -> Any:
+        results = [None if each is None else each.result() for each in inputs]
+        made = run(exchange, step, *results)
+        return carried(getattr(exchange, task.wire), made) if task.on is Queue.NETWORK else made
 
     return wait_and_run

@@ -61,6 +61,8 @@ class Task:
         after: what it waits for: tasks of the same step by name, tasks of other steps with their
             distance. Order within one thread needs no entry.
         only_if: an attribute of the step; where it is false there is nothing to do.
+        wire: the exchange's attribute that carries the messages of a task of the communication
+            thread.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Task:
     at: Moment
     after: Sequence[str | Before] = ()
     only_if: str | None = None
+    wire: str = "wire"
 
 
 class Schedule:

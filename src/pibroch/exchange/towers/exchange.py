@@ -17,19 +17,21 @@ from torch import Tensor
 
 from pibroch.data import JaggedBatch
 from pibroch.exchange.base import Rates, Report
-from pibroch.exchange.messages import Messages, carried, together
+from pibroch.exchange.messages import Joined, Messages, alone, carried
 from pibroch.exchange.prefetching import FedStep, PrefetchingExchange
-from pibroch.exchange.schedule import Moment, Queue, Runner, Schedule, Task
+from pibroch.exchange.schedule import Moment, Queue, Run, Runner, Schedule, Task
 from pibroch.exchange.towers.peer_lookup import PeerBatch, PeerIds, PeerLookup
 from pibroch.exchange.towers.places import TowerPlaces
 from pibroch.exchange.wire import RowWire
 
 T = TypeVar("T")
 
+INSIDE = "inner_wire"
+"""The wire between the members of a group of hosts."""
 _ROUTED = (
     Task("peer ids", Queue.NETWORK, Moment.READ),
-    Task("tower route", Queue.NETWORK, Moment.READ, after=("peer ids",)),
-    Task("tower fetch", Queue.NETWORK, Moment.TURN, after=("tower route",)),
+    Task("tower route", Queue.NETWORK, Moment.READ, after=("peer ids",), wire=INSIDE),
+    Task("tower fetch", Queue.NETWORK, Moment.TURN, after=("tower route",), wire=INSIDE),
 )
 SCHEDULE = Schedule(
     *_ROUTED,
@@ -37,13 +39,13 @@ SCHEDULE = Schedule(
     Task("put", Queue.CALLER, Moment.LOOKUP, after=("embeddings",)),
     Task("take", Queue.CALLER, Moment.GRADIENTS),
     Task("gradients", Queue.NETWORK, Moment.GRADIENTS, after=("take",)),
-    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("gradients",)),
+    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("gradients",), wire=INSIDE),
 )
 WITH_MODULES = Schedule(
     *_ROUTED,
     Task("put", Queue.CALLER, Moment.LOOKUP, after=("tower fetch",)),
     Task("take", Queue.CALLER, Moment.GRADIENTS),
-    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("take",)),
+    Task("tower update", Queue.NETWORK, Moment.GRADIENTS, after=("take",), wire=INSIDE),
 )
 """Where modules run between lookup and model, which send their outputs home themselves."""
 
@@ -82,8 +84,10 @@ class TowersExchange(PrefetchingExchange):
         self.served = self.peer.served
         self.shards = [lane.shard for lane in self.peer.lanes]
         threads = {Queue.NETWORK: self._communication}
-        self._plain = Runner(SCHEDULE, threads, RUNS)
-        self._modular = Runner(WITH_MODULES, threads, RUNS_WITH_MODULES)
+        self._plain: Runner[TowersExchange, FedStep] = Runner(SCHEDULE, threads, RUNS)
+        self._modular: Runner[TowersExchange, FedStep] = Runner(
+            WITH_MODULES, threads, RUNS_WITH_MODULES
+        )
         self.is_modular = False
         self.last: PeerBatch | None = None
 
@@ -132,12 +136,8 @@ class TowersExchange(PrefetchingExchange):
 
     def _on_wire(self, messages: Callable[[], Messages[T]]) -> T:
         with self._ranks.waiting():
-            return self._communication.submit(lambda: self.outside(messages())).result()
-
-    def outside(self, messages: Messages[T]) -> T:
-        """Carry one message after the other between all ranks; on the communication thread."""
-        (result,) = together(self.wire, [messages])
-        return result
+            sent = self._communication.submit(lambda: carried(self.wire, alone(messages())))
+            return sent.result()
 
     def _is_real_on_some_rank(self, step: FedStep) -> bool:
         return _peers_of(step).is_real
@@ -148,24 +148,23 @@ def _peers_of(step: FedStep) -> PeerBatch:
     return peers
 
 
-def _peer_ids(exchange: TowersExchange, step: FedStep) -> PeerIds:
+def _peer_ids(exchange: TowersExchange, step: FedStep) -> Joined[PeerIds]:
     step.batch.validate()  # may have been written to since it was made
-    return exchange.outside(exchange.peer.announce(step.batch, step.is_real))
+    return alone(exchange.peer.announce(step.batch, step.is_real))
 
 
-def _route(exchange: TowersExchange, step: FedStep) -> PeerBatch:
-    ids: PeerIds = step.tasks.pop("peer ids").result()
-    return carried(exchange.inner_wire, exchange.peer.route(ids))
+def _route(exchange: TowersExchange, _: FedStep, ids: PeerIds) -> Joined[PeerBatch]:
+    return exchange.peer.route(ids)
 
 
-def _fetch(exchange: TowersExchange, step: FedStep) -> list[list[Tensor]]:
-    fetch = exchange.peer.fetch(_peers_of(step), step.averaged_at)
-    return carried(exchange.inner_wire, fetch)
+def _fetch(exchange: TowersExchange, step: FedStep, peers: PeerBatch) -> Joined[list[list[Tensor]]]:
+    return exchange.peer.fetch(peers, step.averaged_at)
 
 
-def _embeddings(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
-    by_slot: list[list[Tensor]] = step.tasks["tower fetch"].result()
-    return exchange.outside(exchange.peer.embeddings_home(_peers_of(step), by_slot))
+def _embeddings(
+    exchange: TowersExchange, step: FedStep, by_slot: list[list[Tensor]]
+) -> Joined[list[Tensor]]:
+    return alone(exchange.peer.embeddings_home(_peers_of(step), by_slot))
 
 
 def _put(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
@@ -173,22 +172,22 @@ def _put(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
     return exchange.peer.put(step.batch, step.tasks.pop("embeddings").result())
 
 
-def _take(exchange: TowersExchange, step: FedStep) -> None:
-    step.sums = exchange.peer.take(step.batch, step.gradients)
+def _take(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
+    taken = exchange.peer.take(step.batch, step.gradients)
     step.gradients = ()
+    return taken
 
 
-def _gradients(exchange: TowersExchange, step: FedStep) -> None:
-    messages = exchange.peer.gradients_of_slots(_peers_of(step), step.sums)
-    step.sums = exchange.outside(messages)
+def _gradients(
+    exchange: TowersExchange, step: FedStep, taken: list[Tensor]
+) -> Joined[list[list[Tensor]]]:
+    return alone(exchange.peer.gradients_of_slots(_peers_of(step), taken))
 
 
-def _update(exchange: TowersExchange, step: FedStep) -> None:
+def _update(exchange: TowersExchange, step: FedStep, by_slot: list[list[Tensor]]) -> Joined[None]:
     peers = _peers_of(step)
     assert step.rates is not None, "an update has them"
-    update = exchange.peer.update(peers, step.sums, step.rates, peers.shares)
-    carried(exchange.inner_wire, update)
-    step.sums = None
+    return exchange.peer.update(peers, by_slot, step.rates, peers.shares)
 
 
 def _put_for_modules(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
@@ -196,18 +195,24 @@ def _put_for_modules(exchange: TowersExchange, step: FedStep) -> list[Tensor]:
     return [torch.cat([each[0] for each in by_slot])] * len(exchange.groups)
 
 
-def _take_of_modules(exchange: TowersExchange, step: FedStep) -> None:
-    step.sums = exchange.peer.of_slots(_peers_of(step), step.gradients[0])
+def _take_of_modules(exchange: TowersExchange, step: FedStep) -> list[list[Tensor]]:
+    by_slot = exchange.peer.of_slots(_peers_of(step), step.gradients[0])
     step.gradients = ()
+    return by_slot
 
 
-def _update_weighted(exchange: TowersExchange, step: FedStep) -> None:
+def _update_weighted(
+    exchange: TowersExchange, step: FedStep, by_slot: list[list[Tensor]]
+) -> Joined[None]:
     assert step.rates is not None, "an update has them"
-    carried(exchange.inner_wire, exchange.peer.update(_peers_of(step), step.sums, step.rates))
-    step.sums = None
+    return exchange.peer.update(_peers_of(step), by_slot, step.rates)
 
 
-_ROUTES = {"peer ids": _peer_ids, "tower route": _route, "tower fetch": _fetch}
+_ROUTES: dict[str, Run] = {
+    "peer ids": _peer_ids,
+    "tower route": _route,
+    "tower fetch": _fetch,
+}
 RUNS = _ROUTES | {
     "embeddings": _embeddings,
     "put": _put,
