@@ -31,7 +31,7 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 test: $(STAMP) check ## style, types, and the tests that take six minutes on two cores; tests/tiers.py says which
 	$(TESTS) -m 'not full' $(TWO_AT_A_TIME) --most-retried 3
 
-test-all: $(STAMP) ## the other tests, 35 minutes: many ranks, roles, RPC, random input; last those that must be alone
+test-all: $(STAMP) ## the other tests, 30 minutes: many ranks, roles, RPC, random input; last those that must be alone
 	$(TESTS) -m 'full and not alone' $(TWO_AT_A_TIME) --most-retried 2
 	$(TESTS) -m alone $(ALONE) --most-retried 1
 

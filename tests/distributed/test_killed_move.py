@@ -24,7 +24,7 @@ from small_run import files_below, make_config, make_dataset
 
 SETTINGS = [
     "train.epochs=1000",
-    "train.steps=200",
+    "train.steps=300",
     "train.batch_size=40",
     "train.evaluate_every=90",
     "train.checkpoint_every=20",

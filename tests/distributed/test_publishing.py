@@ -103,7 +103,7 @@ def test_rows_that_have_moved_to_another_plan_are_published(worlds, tmp_path):
     assert any(look["in_force_after"] is not None for look in moves(tmp_path / "run"))
     for path in versions(tmp_path / "models")[:-1]:
         path.rename(path.with_name(f"before-{path.name}"))
-    assert check_same(tmp_path / "models", tmp_path / "run" / "checkpoints") == [200]
+    assert check_same(tmp_path / "models", tmp_path / "run" / "checkpoints") == [300]
 
 
 FOLLOWED = {
