@@ -103,3 +103,27 @@ def train_and_go_on(channel, *settings, until=(33, 60)):
             config = make_config(data, *settings, f"train.steps={steps}")
             training_cases.train(channel, config.model_dump(), str(folder / "run"))
             channel.barrier()
+
+
+def train_by_twos(channel, exchange, steps=60, **options):
+    """Train on two batches of a feed at once: both are looked up before either is updated."""
+    rank = channel.ranks.rank
+    world = channel.ranks.world_size
+    tables = SHAPES["odd_dims"]
+    optimizer = optimizers("adagrad", "odd_dims")
+    embeddings = pb.Embeddings(
+        tables, optimizer, exchange=exchange, seed=3, channel=channel, **options
+    )
+    bounds = [[size_of(step) * r // world for r in range(world + 1)] for step in range(steps)]
+
+    def part(step):
+        batch = ragged_batch(tables, size_of(step), step)
+        return part_of(batch, bounds[step][rank], bounds[step][rank + 1])
+
+    losses = []
+    for step, batch in enumerate(embeddings.feed(map(part, range(steps)))):
+        losses.append(loss_of(embeddings(batch), size_of(step), bounds[step][rank]))
+        if len(losses) == 2:
+            sum(losses).backward()
+            losses.clear()
+    embeddings.exchange.flush()

@@ -125,6 +125,10 @@ CASES = (
         ),
     }
     | {
+        f"{exchange}, two at a time": (3, "traced_cases", "train_by_twos", (), options)
+        for exchange, options in EXCHANGES.items()
+    }
+    | {
         f"{exchange}, a run, {how}": (
             2 + number % 2,
             "traced_cases",
