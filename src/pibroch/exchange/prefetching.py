@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
 from torch import Tensor
 
@@ -56,17 +56,14 @@ class PrefetchingExchange(Exchange[FedStep]):
         features: of all tables.
     """
 
+    _runner: Runner[Any, FedStep]
+
     def __init__(self, channel: Channel, features: tuple[str, ...]) -> None:
         self._ranks = channel.ranks
         self._communication = channel.ranks.communication
         self.reads_ahead = channel.ranks.world_size > 1
         self.features = features
         self._announced: list[FedStep] = []
-
-    @property
-    @abstractmethod
-    def _runner(self) -> Runner[Self, FedStep]:
-        """Runs its schedule."""
 
     @abstractmethod
     def _is_real_on_some_rank(self, step: FedStep) -> bool:

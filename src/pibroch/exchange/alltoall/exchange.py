@@ -61,9 +61,7 @@ class AllToAllExchange(PrefetchingExchange):
             tuple(dict.fromkeys(name for each in groups for name in each.space.features)),
         )
         self.wire = wire
-        self._schedule: Runner[AllToAllExchange, FedStep] = Runner(
-            SCHEDULE, {Queue.NETWORK: self._communication}, RUNS
-        )
+        self._runner = Runner(SCHEDULE, {Queue.NETWORK: self._communication}, RUNS)
         self._groups_under = groups_under
         self._movement: RowMovement | None = None
         self._moved: Future[bool] | None = None
@@ -76,17 +74,13 @@ class AllToAllExchange(PrefetchingExchange):
         self._lanes = [lane for each in groups for lane in each.lanes]
         self.shards = [lane.shard for lane in self._lanes]
 
-    @property
-    def _runner(self) -> Runner[AllToAllExchange, FedStep]:
-        return self._schedule
-
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None
     ) -> tuple[list[Tensor], FedStep]:
         """See :class:`Exchange`."""
         step = self._step_of(batch, averaged_at)
         self._num_to_update += trains
-        self._schedule.at(Moment.LOOKUP, self, step)
+        self._runner.at(Moment.LOOKUP, self, step)
         return self.assemble(batch, step.tasks.pop("pool").result()), step
 
     @property
@@ -113,7 +107,7 @@ class AllToAllExchange(PrefetchingExchange):
         """
         handle.gradients = gradients
         handle.rates = rates
-        self._schedule.at(Moment.GRADIENTS, self, handle)
+        self._runner.at(Moment.GRADIENTS, self, handle)
         self._num_to_update -= 1
         self._drop_fetched()
 
@@ -160,7 +154,7 @@ class AllToAllExchange(PrefetchingExchange):
         self._use(movement.after)
         for step in self._announced:
             step.tasks.clear()
-            self._schedule.at(Moment.READ, self, step)
+            self._runner.at(Moment.READ, self, step)
 
     def forget(self) -> None:
         """See :class:`Exchange`."""

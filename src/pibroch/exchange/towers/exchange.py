@@ -61,9 +61,6 @@ class TowersExchange(PrefetchingExchange):
         inner_wire: between the members of this rank's group.
 
     Attributes:
-        is_modular: whether lookups give the embeddings ``[P, S_g]`` of this rank's towers, for all
-            that it serves, which modules here work on; see
-            :func:`pibroch.exchange.towers.modules.place_towers`.
         last: the batch that was looked up last.
         members: this rank's group.
         group: its number.
@@ -83,17 +80,18 @@ class TowersExchange(PrefetchingExchange):
         self.group = self.peer.group
         self.served = self.peer.served
         self.shards = [lane.shard for lane in self.peer.lanes]
-        threads = {Queue.NETWORK: self._communication}
-        self._plain: Runner[TowersExchange, FedStep] = Runner(SCHEDULE, threads, RUNS)
-        self._modular: Runner[TowersExchange, FedStep] = Runner(
-            WITH_MODULES, threads, RUNS_WITH_MODULES
-        )
-        self.is_modular = False
+        self._runner = Runner(SCHEDULE, {Queue.NETWORK: self._communication}, RUNS)
         self.last: PeerBatch | None = None
 
-    @property
-    def _runner(self) -> Runner[TowersExchange, FedStep]:
-        return self._modular if self.is_modular else self._plain
+    def place_modules(self) -> None:
+        """Lookups give what modules here read from now on.
+
+        That is the embeddings ``[P, S_g]`` of this rank's towers, for all samples that it serves;
+        see :func:`pibroch.exchange.towers.modules.place_towers`.
+        """
+        self.forget()
+        threads = {Queue.NETWORK: self._communication}
+        self._runner = Runner(WITH_MODULES, threads, RUNS_WITH_MODULES)
 
     def lookup(
         self, batch: JaggedBatch, trains: bool, averaged_at: int | None = None

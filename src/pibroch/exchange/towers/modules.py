@@ -145,8 +145,7 @@ def place_towers(model: M, embeddings: Embeddings) -> M:
     setattr(model.get_submodule(parent), last, placed)
     for tower in placed.towers.values():
         data_parallel(tower, exchange.members, reduction="sum")
-    exchange.is_modular = True
-    exchange.forget()
+    exchange.place_modules()
     return model
 
 
