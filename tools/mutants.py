@@ -138,6 +138,8 @@ class Copy:
         self._trusts = trusts
         # with what is compiled, which counts by a file's time and size
         shutil.copytree(root / "src", self._source)
+        # which the package finds beside its source
+        (folder / "recipes").symlink_to(root / "recipes")
         self._problems: dict[tuple[str, ...], str] = {}
 
     def outcome(self, mutant: Mutant) -> Outcome:
