@@ -27,8 +27,7 @@ from pibroch.models import build_model
 from pibroch.planner import Placement, Plan
 from pibroch.planner.profile import AccessProfile
 from pibroch.sim.cluster import Cluster, bytes_per_second
-from pibroch.sim.counting import Job, StepCount, count_alltoall
-from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.counting import Job, StepCount, count
 from pibroch.sim.machine import DenseCost, Machine
 from pibroch.sim.prediction import Conditions, Prediction, predict
 from pibroch.sim.recipe import dense_cost
@@ -139,8 +138,9 @@ class Counted:
         }
         plans = Plan.of(log.tables, num_ranks), Plan(num_shards=num_ranks, placements=owners)
         jobs = [Job(groups, plan, log.batch_of) for plan in plans]
-        ahead, error = count_sampled_lookahead(jobs[0], Ahead(LOOKAHEAD), 1, STEPS, 0, log.rates)
-        rows, pooled = (count_alltoall(job, 2) for job in jobs)
+        of_window = jobs[0].under(pb.Lookahead(lookahead=LOOKAHEAD))
+        ahead, error = count_sampled_lookahead(of_window, 1, STEPS, 0, log.rates)
+        rows, pooled = (count(job, 2) for job in jobs)
         return cls(num_ranks, ahead, rows, pooled, error)
 
     def on(self, name: str, link: str) -> Prediction:
@@ -149,8 +149,7 @@ class Counted:
         rate = bytes_per_second(link)
         cluster = Cluster(self.num_ranks, 1, rate, rate, float(machine.cores))
         dense = Dense(dense_seconds(machine, link), SAMPLES)
-        exchange = "lookahead" if name == "lookahead" else "alltoall"
-        return predict(getattr(self, name), Conditions(exchange, cluster, machine, dense))
+        return predict(getattr(self, name), Conditions(cluster, machine, dense))
 
 
 def dense_seconds(machine: Machine, link: str) -> DenseCost:

@@ -29,13 +29,13 @@ from pibroch.models import build_model
 from pibroch.models.base import Model
 from pibroch.planner import Plan
 from pibroch.sim.cluster import Cluster, bytes_per_second
-from pibroch.sim.counting import Job, StepCount, count_alltoall
-from pibroch.sim.counting_towers import ByTowers, count_towers, plan_of
+from pibroch.sim.counting import Job, StepCount, count
 from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
 from pibroch.sim.prediction import Conditions, Prediction, predict
 from pibroch.sim.recipe import dense_cost, placed_modules
 from pibroch.sim.steps import Dense
+from pibroch.sim.towers import ByTowers, plan_of
 
 PAPER = "DMT"
 FEATURES = tuple(f"C{number}" for number in range(26))
@@ -75,7 +75,6 @@ class Counted:
     """Steps of a model on so many hosts, for any hardware."""
 
     counts: Sequence[StepCount]
-    exchange: str
     model: Model
     towers: ByTowers | None
 
@@ -87,7 +86,7 @@ class Counted:
         link = share * bytes_per_second(LINKS[device])
         cluster = Cluster(num_hosts, GPUS_PER_HOST, link, LOCAL[device], float(machine.cores))
         dense = Dense(dense_cost(self.model, machine, utilisation), SAMPLES, self.towers)
-        return predict(self.counts, Conditions(self.exchange, cluster, machine, dense))
+        return predict(self.counts, Conditions(cluster, machine, dense))
 
 
 class Hosts:
@@ -113,25 +112,26 @@ class Hosts:
     def one_alltoall(self, model: Model) -> Counted:
         """The baseline."""
         plan = Plan.of(self._tables, self._num_ranks, "row_wise")
-        job = Job(self._groups, plan, partial(drawn_batch, SAMPLES), wire=WIRE)
+        job = Job(self._groups, plan, partial(drawn_batch, SAMPLES), pb.AllToAll(wire=WIRE))
         if self._num_ranks > EXACT_RANKS:
             counts, _ = count_few(job, GPUS_PER_HOST, 1)
         else:
-            counts = count_alltoall(job, 1)
-        return Counted(counts, "alltoall", model, None)
+            counts = count(job, 1)
+        return Counted(counts, model, None)
 
     def by_towers(self, model: Model) -> Counted:
         """The paper's: the modules of a model where their tables are, or none for one without."""
         features = [list(FEATURES[tower :: self.num_towers]) for tower in range(self.num_towers)]
         topology = hosts_of(self._num_ranks, GPUS_PER_HOST)
-        layout = TowerLayout.of(pb.Towers(groups=features), self._groups, topology)
-        job = Job(self._groups, plan_of(layout), partial(drawn_batch, self._samples), wire=WIRE)
+        exchange = pb.Towers(groups=features, wire=WIRE, ranks_per_host=GPUS_PER_HOST)
+        layout = TowerLayout.of(exchange, self._groups, topology)
         outputs = TowerOutputs.of(model, self._tables, layout.here)
         modules = None if outputs is None else placed_modules(model, outputs)
-        towers = ByTowers(layout.places, layout.here, modules)
+        batches = partial(drawn_batch, self._samples)
+        job = Job(self._groups, plan_of(layout), batches, exchange, modules=modules)
         factor = SAMPLES / self._samples
-        counts = [scaled(each, factor) for each in count_towers(job, towers, 1)]
-        return Counted(counts, "towers", model, towers)
+        counts = [scaled(each, factor) for each in count(job, 1)]
+        return Counted(counts, model, ByTowers(layout.places, layout.here, modules))
 
 
 def drawn_batch(samples: int, step: int, rank: int) -> pb.JaggedBatch:
@@ -142,7 +142,7 @@ def drawn_batch(samples: int, step: int, rank: int) -> pb.JaggedBatch:
     return pb.JaggedBatch.from_one_hot(dense, FEATURES, torch.from_numpy(ids), dense[:, 0])
 
 
-def scaled(count: StepCount, factor: float) -> StepCount:
+def scaled(step: StepCount, factor: float) -> StepCount:
     """So many times what ranks do and send."""
     operations = [
         replace(
@@ -150,9 +150,9 @@ def scaled(count: StepCount, factor: float) -> StepCount:
             parts=[factor * part for part in each.parts],
             sent=[factor * sent for sent in each.sent],
         )
-        for each in count.operations
+        for each in step.operations
     ]
-    return StepCount(operations, held=count.held)
+    return StepCount(step.schedule, operations, held=step.held)
 
 
 def dlrm(towers: int | None = None, width: int = 64) -> Model:

@@ -42,12 +42,10 @@ from pibroch.embedding import group_tables
 from pibroch.planner import Plan
 from pibroch.sim.calibrate import calibrate_parts
 from pibroch.sim.cluster import Cluster, bytes_per_second
-from pibroch.sim.counting import Job, StepCount
-from pibroch.sim.counting_lookahead import Ahead
-from pibroch.sim.counting_towers import ByTowers, ranks_as_hosts
+from pibroch.sim.counting import Job, StepCount, count
 from pibroch.sim.machine import Machine
 from pibroch.sim.measuring import Sample, in_turns
-from pibroch.sim.prediction import Conditions, Prediction, count, predict
+from pibroch.sim.prediction import Conditions, Prediction, predict
 from pibroch.sim.steps import Dense
 from pibroch.sim.whole_steps import fitted, measure_steps
 
@@ -61,6 +59,11 @@ WORKERS = {
     "retrieve": "distributed_pibroch:build_retrieve",
     "lookahead": "distributed_pibroch:build_lookahead",
     "towers": "distributed_pibroch:build_towers",
+}
+EXCHANGES = {
+    "alltoall": pb.AllToAll(),
+    "lookahead": pb.Lookahead(lookahead=LOOKAHEAD),
+    "towers": pb.Towers(),
 }
 RATES = ("1gbit", "200mbit")
 CALIBRATED_RATE = "1gbit"
@@ -275,12 +278,8 @@ def counted(
 ) -> tuple[list[StepCount], Callable[[str, Machine], Conditions]]:
     """Steps of an exchange, and what they are made under at a rate, by a calibration."""
     job = job_of(case, setting.hosts, BATCH_SIZE)
-    how: Ahead | ByTowers | None = Ahead(LOOKAHEAD) if exchange == "lookahead" else None
-    by_towers = ranks_as_hosts(job)
-    if exchange == "towers" and by_towers is not None:
-        job, how = by_towers
-    if exchange == "retrieve":  # whose training makes the steps of
-        exchange = "alltoall"
+    if exchange != "retrieve":  # whose training makes the steps of alltoall
+        job = job.under(EXCHANGES[exchange])
 
     def conditions(rate: str, machine: Machine) -> Conditions:
         dense = Dense(machine.dense[f"dlrm {setting.dim}"], BATCH_SIZE)
@@ -289,9 +288,9 @@ def counted(
         link = bytes_per_second(rate)
         hosts = setting.hosts
         cluster = Cluster(hosts, 1, link, memory, cores, hosts, burst_of(rate))
-        return Conditions(exchange, cluster, machine, dense)
+        return Conditions(cluster, machine, dense)
 
-    return count(job, exchange, how, 4), conditions
+    return count(job, 4), conditions
 
 
 def row_of(

@@ -1,11 +1,15 @@
 """What ranks do in the tests of `pibroch.sim`: training, with bytes noted step by step."""
 
 from collections import Counter
+from functools import partial
+from itertools import islice
 
+import exchanges  # noqa: F401  with that of examples
 import numpy as np
 import torch
 
 import pibroch as pb
+from pibroch.data import EncodedDataset, Loader
 from pibroch.embedding import group_tables
 from pibroch.exchange import place_towers
 from pibroch.exchange.towers.build import TowerLayout
@@ -14,8 +18,8 @@ from pibroch.exchange.towers.modules import TowerOutputs
 from pibroch.exchange.towers.places import hosts_of
 from pibroch.models import build_model
 from pibroch.planner import Plan
-from pibroch.sim.counting import Job
-from pibroch.sim.counting_towers import ByTowers, PlacedModules, plan_of
+from pibroch.sim.counting import GRADIENT, Job
+from pibroch.sim.towers import PlacedModules
 
 BATCH_SIZE = 40
 OPTIMIZER = pb.Adagrad(lr=0.1)
@@ -55,29 +59,79 @@ def batch_of(step, rank):
     )
 
 
-def job(num_ranks, placement, wire="float32"):
+def job(num_ranks, placement, exchange=None):
     made = tables()
     plan = Plan.of(made, num_ranks, placement)
-    return Job(group_tables(made, OPTIMIZER), plan, batch_of, wire=wire)
+    return Job(group_tables(made, OPTIMIZER), plan, batch_of, exchange or pb.AllToAll(), seed=3)
 
 
-def job_by_towers(num_ranks, ranks_per_host, has_modules=False, wire="float32", **options):
-    """The job, and who looks up what."""
+def job_by_towers(num_ranks, ranks_per_host, has_modules=False, **options):
+    """The job under towers."""
     made = tables(8 if has_modules else 4)
     groups = group_tables(made, OPTIMIZER)
     options |= {"groups": GROUPS} if has_modules else {}
-    layout = TowerLayout.of(pb.Towers(**options), groups, hosts_of(num_ranks, ranks_per_host))
+    towers = pb.Towers(ranks_per_host=ranks_per_host, **options)
     modules = None
     if has_modules:
+        layout = TowerLayout.of(towers, groups, hosts_of(num_ranks, ranks_per_host))
         widths = TowerOutputs.of(tower_model(), made, layout.here).widths
         modules = PlacedModules(widths, [1 / len(widths)] * len(widths), [0] * len(widths))
-    job = Job(groups, plan_of(layout), batch_of, wire=wire)
-    return job, ByTowers(layout.places, layout.here, modules)
+    any_plan = Plan.of(made, num_ranks, "row_wise")
+    return Job(groups, any_plan, batch_of, modules=modules, seed=3).under(towers)
 
 
-def sent_by_step(channel, exchange, num_steps, has_modules=False, **options):
+def raw_tables():
+    """Of raw ids, which are given rows, and lose them, in the first steps."""
+    rows = pb.Hashed(admit=pb.AfterCount(2))
+    return [
+        pb.Table("x", 120, 8, rows=rows),
+        pb.Table("y", 50, 8),
+        pb.Table("z", 120, 4, features=("z", "w"), rows=rows),
+    ]
+
+
+def raw_job(num_ranks, exchange):
+    made = raw_tables()
+    plan = Plan.of(made, num_ranks, "row_wise")
+    return Job(group_tables(made, OPTIMIZER), plan, batch_of, exchange, seed=3)
+
+
+def dataset_tables(dataset):
+    return [pb.Table(name, rows, 8) for name, rows in dataset.num_rows.items()]
+
+
+def loader_of(dataset, rank, num_ranks):
+    """Samples of one data set, 40 for each rank."""
+    split = dataset.split("train")
+    return Loader(split, 40 * num_ranks, shuffle=True, seed=2, part=(rank, num_ranks))
+
+
+def assigned_job(data, num_ranks, exchange):
+    dataset = EncodedDataset.open(data)
+    made = dataset_tables(dataset)
+    plan = Plan.of(made, num_ranks, "row_wise")
+    loader = partial(loader_of, dataset, num_ranks=num_ranks)
+    groups = group_tables(made, OPTIMIZER)
+    return Job(groups, plan, batch_of, exchange, seed=3, loader_of=loader)
+
+
+def own_job(num_ranks):
+    """Under the exchange of ``examples/own_exchange.py``."""
+    made = tables()
+    groups = group_tables(made, OPTIMIZER)
+    return Job(groups, Plan.of(made, num_ranks), batch_of, "ask_first", seed=3)
+
+
+def sent_by_step(
+    channel, exchange, num_steps, has_modules=False, has_raw_ids=False, data=None, **options
+):
     """Bytes to each rank so far, after each step; the communication thread has done its work."""
-    made = tables(8 if has_modules else 4)
+    made = raw_tables() if has_raw_ids else tables(8 if has_modules else 4)
+    batches = (batch_of(step, channel.ranks.rank) for step in range(num_steps))
+    if data is not None:
+        dataset = EncodedDataset.open(data)
+        made = dataset_tables(dataset)
+        batches = loader_of(dataset, channel.ranks.rank, channel.ranks.world_size)
     options |= {"groups": GROUPS} if has_modules else {}
     embeddings = pb.Embeddings(
         made, OPTIMIZER, exchange=exchange, seed=3, channel=channel, **options
@@ -88,11 +142,14 @@ def sent_by_step(channel, exchange, num_steps, has_modules=False, **options):
         channels.append(embeddings.exchange.inner_wire.channel)
     before = _sent(channels)  # the channel is that of other cases as well
     counts = []
-    for batch in embeddings.feed(batch_of(step, channel.ranks.rank) for step in range(num_steps)):
+    for batch in islice(embeddings.feed(batches), num_steps):
         if model is not None:
             model(batch.dense, lambda batch=batch: embeddings(batch)).sum().backward()
         else:
-            sum(each.sum() for each in embeddings(batch).values()).backward()
+            given = embeddings(batch)
+            given = [given] if isinstance(given, torch.Tensor) else given.values()
+            # as counted: what is in messages decides how far they are compressed
+            (GRADIENT * sum(each.sum() for each in given)).backward()
         channel.ranks.communication.flush()
         sent = _sent(channels)
         counts.append([sent[p] - before[p] for p in range(channel.ranks.world_size)])

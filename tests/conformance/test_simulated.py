@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 import simulated_cases as cases
 
-from pibroch.sim.counting import count_alltoall
-from pibroch.sim.counting_lookahead import Ahead, count_lookahead
-from pibroch.sim.counting_towers import count_towers
+import pibroch as pb
+from pibroch.sim.counting import count
+from small_run import make_dataset
 
 STEPS = 12
 LOOKAHEAD = 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "small")
 
 
 def steps_of(results):
@@ -26,9 +31,13 @@ def steps_of(results):
 )
 def test_of_alltoall_and_of_retrieve_which_trains_as_it_does(worlds, exchange, placement):
     results = worlds(2).run(cases.sent_by_step, exchange, STEPS, placement=placement)
-    counts = count_alltoall(cases.job(2, placement), STEPS)
+    counts = count(cases.job(2, placement), STEPS)
+    compare_alltoall(results, counts)
+
+
+def compare_alltoall(results, counts):
+    """Between two ends of steps: gradients of one, ids and rows of the step after."""
     for number, sent in enumerate(steps_of(results)[:-2]):
-        # between two ends of steps: gradients of one, ids and rows of the step after
         parts = ((number + 1, "update"), (number + 2, "route"), (number + 2, "fetch"))
         expected = sum(np.sum(counts[at][name].sent, axis=0) for at, name in parts)
         assert (sent == expected).all(), number
@@ -37,7 +46,7 @@ def test_of_alltoall_and_of_retrieve_which_trains_as_it_does(worlds, exchange, p
 def test_of_alltoall_in_16_bits(worlds):
     options = {"placement": "row_wise", "wire": "bfloat16"}
     results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, **options)
-    counts = count_alltoall(cases.job(2, "row_wise", "bfloat16"), STEPS)
+    counts = count(cases.job(2, "row_wise", pb.AllToAll(wire="bfloat16")), STEPS)
     # a filler's counts come behind the last batch
     whole = np.array(results)[:, -1]
     difference = whole - np.sum([each.sent for each in counts], axis=0)
@@ -49,11 +58,54 @@ def test_of_alltoall_in_16_bits(worlds):
 def test_of_lookahead(worlds, cache_rows):
     options = {"lookahead": LOOKAHEAD, "cache_rows": cache_rows}
     results = worlds(2).run(cases.sent_by_step, "lookahead", 2 * STEPS, **options)
-    ahead = Ahead(LOOKAHEAD, cache_rows)
-    counts = count_lookahead(cases.job(2, "row_wise"), ahead, STEPS, warm_up=0)
+    ahead = pb.Lookahead(lookahead=LOOKAHEAD, cache_rows=cache_rows)
+    counts = count(cases.job(2, "row_wise", ahead), STEPS, warm_up=0)
     for number, sent in enumerate(steps_of(results)[: STEPS - 1]):
         assert (sent == counts[number + 1].sent).all(), number
     assert sum(each.sent.sum() for each in counts) > 10_000
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_of_messages_that_are_compressed(worlds, wire):
+    options = {"compress": True, "wire": wire}
+    results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, **options)
+    counts = count(cases.job(2, "row_wise", pb.AllToAll(**options)), STEPS)
+    compare_alltoall(results, counts)
+
+
+def test_of_samples_that_are_assigned(worlds, data):
+    options = {"assign": "rows"}
+    results = worlds(2).run(cases.sent_by_step, "alltoall", STEPS, data=data, **options)
+    counts = count(cases.assigned_job(data, 2, pb.AllToAll(**options)), STEPS)
+    compare_alltoall(results, counts)
+
+
+@pytest.mark.parametrize("exchange", ["alltoall", "lookahead"])
+def test_of_raw_ids(worlds, exchange):
+    options = {"lookahead": LOOKAHEAD} if exchange == "lookahead" else {}
+    given = (cases.sent_by_step, exchange, 2 * STEPS)
+    results = worlds(2).run(*given, has_raw_ids=True, **options)
+    chosen = pb.Lookahead(**options) if options else pb.AllToAll()
+    counts = count(cases.raw_job(2, chosen), STEPS, warm_up=0)
+    for number, sent in enumerate(steps_of(results)[: STEPS - 3]):
+        if exchange == "lookahead":
+            expected = counts[number + 1].sent - np.sum(counts[number + 1]["share ids"].sent, 0)
+        else:
+            parts = ((number + 1, "update"), (number + 2, "route"), (number + 2, "fetch"))
+            expected = sum(np.sum(counts[at][name].sent, axis=0) for at, name in parts)
+        # what is read for the step to come
+        expected = expected + np.sum(counts[number]["share ids"].sent, axis=0)
+        assert (sent == expected).all(), number
+
+
+def test_of_an_exchange_of_ones_own(worlds):
+    results = worlds(3).run(cases.sent_by_step, "ask_first", STEPS)
+    counts = count(cases.own_job(3), STEPS, warm_up=0)
+    for number, sent in enumerate(steps_of(results)[:-1]):
+        # its feed asks before the step's number is known
+        parts = (("feed", number), ("lookup", number + 1), ("update", number + 1))
+        expected = sum(np.sum(counts[at][name].sent, axis=0) for name, at in parts)
+        assert (sent == expected).all(), number
 
 
 HOSTS = {
@@ -84,9 +136,9 @@ def test_of_towers(worlds, hosts, options):
     num_ranks, of_hosts = HOSTS[hosts]
     options = options | of_hosts
     results = worlds(num_ranks).run(cases.sent_by_step, "towers", STEPS, **options)
-    job, towers = cases.job_by_towers(num_ranks, **options)
-    counts = count_towers(job, towers, STEPS)
-    home = 1 if towers.modules else 2  # outputs of modules go home inside their step
+    job = cases.job_by_towers(num_ranks, **options)
+    counts = count(job, STEPS)
+    home = 1 if job.modules else 2  # outputs of modules go home inside their step
     for number, sent in enumerate(steps_of(results)[:-2]):
         parts = [
             *((number + 1, name) for name in ("gradients", "tower update")),

@@ -132,8 +132,8 @@ def check_trace(events, rank, num_steps):
         "wait for rows",
     }
     assert names["MainThread"] >= loop
-    assert names["pibroch-communication"] >= {"critical gradients", "carry critical", "announce"}
-    assert names["pibroch-planner"] >= {"plan", "group"}
+    assert names["pibroch-communication"] >= {"critical", "deliver", "settle", "announce"}
+    assert names["pibroch-planner"] >= {"plan", "group", "prepare", "local"}
     forwards = [event for event in spans if event["name"] == "forward"]
     assert len(forwards) == num_steps - 10, "all but the first ten"
     waits = [event for event in spans if event["name"] == "wait for rows"]

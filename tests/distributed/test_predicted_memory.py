@@ -12,10 +12,8 @@ import pibroch as pb
 from pibroch.embedding import group_tables
 from pibroch.models.activations import activation_bytes
 from pibroch.planner import Plan
-from pibroch.sim.counting import Job
-from pibroch.sim.counting_lookahead import Ahead
+from pibroch.sim.counting import Job, count
 from pibroch.sim.machine import DenseCost
-from pibroch.sim.prediction import count
 from pibroch.sim.process import process_bytes
 from pibroch.sim.recipe import COPIES, ModelBytes
 from pibroch.sim.steps import Dense
@@ -53,8 +51,10 @@ def most_beyond_imports(store, exchange):
 def test_of_a_process_beyond_its_imports(tmp_path, running, exchange):
     made = program.tables()
     groups = group_tables(made, pb.RowWiseAdagrad(lr=0.1))
-    job = Job(groups, Plan.of(made, program.RANKS), program.batch_of)
-    counts = count(job, exchange, Ahead(program.LOOKAHEAD), 4)
+    options = pb.Lookahead(lookahead=program.LOOKAHEAD)
+    options = options if exchange == "lookahead" else pb.AllToAll()
+    job = Job(groups, Plan.of(made, program.RANKS), program.batch_of, options)
+    counts = count(job, 4)
     model = program.model()
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     nothing = dict.fromkeys(("begin", "forward", "backward", "rest"), (0.0, 0.0))

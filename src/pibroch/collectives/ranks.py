@@ -24,6 +24,7 @@ from pibroch.collectives.task_thread import TaskThread
 from pibroch.collectives.transport import Transport, Wait
 from pibroch.collectives.transports import open_transport
 from pibroch.errors import ConfigError
+from pibroch.host import this_machine
 from pibroch.observability.trace import span
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -176,6 +177,11 @@ class Ranks:
         return self.world_size == self._process.num_ranks
 
     @property
+    def host(self) -> str:
+        """The name of this process's host, see :class:`~pibroch.collectives.topology.Topology`."""
+        return this_machine()
+
+    @property
     def traffic(self) -> Traffic:
         """What this process exchanged with others, as a member of any group."""
         return self._process.traffic
@@ -196,8 +202,12 @@ class Ranks:
     def communication(self) -> TaskThread:
         """The thread that sends this process's large messages, whatever group they are for."""
         if self._process.communication is None:
-            self._process.communication = TaskThread()
+            self._process.communication = self.thread("communication")
         return self._process.communication
+
+    def thread(self, name: str) -> TaskThread:
+        """A new thread of this process that does one task after the other; it ends with its use."""
+        return TaskThread(f"pibroch-{name}")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

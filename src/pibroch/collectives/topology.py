@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pibroch.collectives.ranks import Channel
-from pibroch.host import this_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Topology:
 
         Hosts are machines, or network namespaces of one. Blocks.
         """
-        return cls.of(channel.gather(this_machine()))
+        return cls.of(channel.gather(channel.ranks.host))
 
     @property
     def num_hosts(self) -> int:

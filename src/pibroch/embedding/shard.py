@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,19 @@ It was updated since.
 MakeRoom = Callable[[int, int], Records]
 """Makes float32 ``[rows, floats]`` that begins with a cache line; what is in it does not matter."""
 
+_made_by: MakeRoom | None = None
+
+
+@contextmanager
+def rows_made_by(make_room: MakeRoom) -> Iterator[None]:
+    """Within, all shards have their records in such memory, however much there is."""
+    global _made_by
+    _made_by = make_room
+    try:
+        yield
+    finally:
+        _made_by = None
+
 
 def _space(
     pieces: Sequence[Piece], num_rows: int, spare_rows: int, width: int, make_room: MakeRoom
@@ -45,6 +59,8 @@ def _space(
 
     Linux would give it, and end the process that uses it.
     """
+    if _made_by is not None:
+        return _made_by(num_rows + spare_rows, width)
     num_bytes = num_rows * width * 4
     most = None if num_bytes < SMALL_BYTES else most_that_fits()
     if most is None or num_bytes <= most:

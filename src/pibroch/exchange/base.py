@@ -18,6 +18,7 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.data import JaggedBatch
 from pibroch.embedding import Shard, Table, TableGroup
 from pibroch.errors import ConfigError
+from pibroch.exchange.schedule import Moment, Queue, Schedule, Task
 from pibroch.planner import Plan
 from pibroch.state.kept_rows import KeepsItself
 
@@ -92,6 +93,14 @@ class Report:
     bytes_by_rank: dict[int, int] = field(default_factory=dict)
 
 
+BLOCKING = Schedule(
+    Task("feed", Queue.CALLER, Moment.READ),
+    Task("lookup", Queue.CALLER, Moment.LOOKUP),
+    Task("update", Queue.CALLER, Moment.GRADIENTS),
+)
+"""Of an exchange whose methods do all they are called for before they return."""
+
+
 class Exchange(ABC, Generic[Handle]):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
@@ -114,6 +123,11 @@ class Exchange(ABC, Generic[Handle]):
     rows_of: RowsOf | None = None
     takes_raw_ids: ClassVar[bool] = False
     can_be_copied: ClassVar[bool] = False
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is done in a step of training, and when; by this it is simulated."""
+        return BLOCKING
 
     @abstractmethod
     def lookup(

@@ -19,7 +19,7 @@ from pibroch.data import JaggedBatch
 from pibroch.errors import DataError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.base import Exchange, Rates
-from pibroch.exchange.schedule import Moment, Runner, ScheduledStep
+from pibroch.exchange.schedule import Moment, Runner, Schedule, ScheduledStep
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +64,11 @@ class PrefetchingExchange(Exchange[FedStep]):
         self.reads_ahead = channel.ranks.world_size > 1
         self.features = features
         self._announced: list[FedStep] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        """See :class:`Exchange`."""
+        return self._runner.schedule
 
     @abstractmethod
     def _is_real_on_some_rank(self, step: FedStep) -> bool:

@@ -17,15 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pibroch.collectives import Channel, Ranks
-from pibroch.collectives.task_thread import TaskThread
 from pibroch.data import JaggedBatch
 from pibroch.data.batch import FreshRows
 from pibroch.embedding import Frozen, TableGroup
@@ -34,9 +34,18 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.learning import Learners
 from pibroch.exchange.rows_of_batch import RowsOfBatch, looked_up
+from pibroch.exchange.schedule import Moment, Queue, Schedule, Task
 from pibroch.exchange.step_ids import BatchLayout, OwnIds, StepIds, event_runs_of, gathered
 from pibroch.kernels.arrays import Ints
+from pibroch.observability.watch import watched
 
+SCHEDULE = Schedule(
+    Task("take ids", Queue.IDS, Moment.READ),
+    Task("share ids", Queue.NETWORK, Moment.READ, after=("take ids",)),
+    Task("learn ids", Queue.IDS, Moment.READ, after=("share ids",)),
+    Task("follow ids", Queue.CALLER, Moment.LOOKUP),
+)
+"""What is done with the ids of a batch of a feed between several ranks, before its exchange."""
 READ_BEYOND = 2
 """Batches whose ids are gathered before the exchange asks for them."""
 T = TypeVar("T")
@@ -107,7 +116,8 @@ class RawIds:
     def _begin(self, channel: Channel) -> None:
         """Make what a copy has anew."""
         self._channel = channel
-        self._thread = TaskThread("pibroch-ids") if self._channel.ranks.world_size > 1 else None
+        ranks = channel.ranks
+        self._thread = ranks.thread("ids") if ranks.world_size > 1 else None
         self._learners = Learners(self._learned)
         self._frozen = {
             feature: self._indices[table]
@@ -203,7 +213,8 @@ class RawIds:
             ahead = self._ahead.popleft()
             assert ahead.learned is not None, "real"
             self._is_open = True
-            self._learners.follow(ahead.ids, ahead.learned)
+            follow = partial(self._learners.follow, ahead.ids, ahead.learned)
+            watched("follow ids", self, None, follow)
             self._tell(ahead.learned)
             return ahead.batch
         self.forget()
@@ -230,6 +241,9 @@ class RawIds:
 
         def prepare() -> _Ahead:
             given = gather()
+            return watched("learn ids", self, None, partial(learn, given))
+
+        def learn(given: _Gathered) -> _Ahead:
             if given.ids.is_real and feed == self._feed:
                 learned = learners.learn(given.ids)
                 return _Ahead(self._as_rows(batch, given, learned), given.ids, learned)
@@ -249,11 +263,16 @@ class RawIds:
             ids, bounds = layout.taken(batch)
             step = StepIds(ids, bounds, None, is_real, event_runs_of(batch, gap))
             return lambda: _Gathered(step, lambda rows: rows)
-        own = self._thread.submit(
-            lambda: OwnIds(*layout.taken(batch), is_real, event_runs_of(batch, gap))
-        )
+
+        def take() -> OwnIds:
+            return OwnIds(*layout.taken(batch), is_real, event_runs_of(batch, gap))
+
+        def share() -> list[Tensor]:
+            return self._channel.gather_tensors(torch.from_numpy(own.result().message))
+
+        own = self._thread.submit(partial(watched, "take ids", self, None, take))
         received = self._channel.ranks.communication.submit(
-            lambda: self._channel.gather_tensors(torch.from_numpy(own.result().message))
+            partial(watched, "share ids", self, None, share)
         )
         rank = self._channel.ranks.rank
 

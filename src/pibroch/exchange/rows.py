@@ -189,6 +189,9 @@ def pool(
         columns = alone(ids.num_features, dim)
         room_BS = torch.empty(ids.num_samples, columns.width)
     assert room_BS is not None, "see room_for"
+    if not records.flags.c_contiguous:  # all rows are one where a simulation counts them
+        records = records[:1]
+        rows = np.zeros_like(rows)
     pooling.gather_pool(
         records,
         rows,

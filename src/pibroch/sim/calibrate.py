@@ -28,15 +28,23 @@ from pibroch.collectives.transports import TRANSPORT_VARIABLE
 from pibroch.models import Towers as TowerModules
 from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
-from pibroch.sim.counting import StepCount, count_alltoall
-from pibroch.sim.counting_lookahead import Ahead, count_lookahead
-from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
-from pibroch.sim.lockstep import FEATURES, virtual_wire
+from pibroch.sim.counting import StepCount, count
 from pibroch.sim.machine import DenseCost, Link, Machine, PartCost, cpu_model, num_cores
-from pibroch.sim.measuring import TIMEOUT_S, Enter, Party, Sample, Say, in_turns, nowhere
+from pibroch.sim.measuring import (
+    EXCHANGES,
+    TIMEOUT_S,
+    Enter,
+    Party,
+    Sample,
+    Say,
+    in_turns,
+    nowhere,
+)
+from pibroch.sim.operation import FEATURES
 from pibroch.sim.process import ProcessBytes, process_bytes
 from pibroch.sim.provenance import installed_versions
 from pibroch.sim.whole_steps import fitted, measure_steps
+from pibroch.sim.world import NoNetwork
 
 MESSAGE_BYTES = (64, 1 << 16, 1 << 20, 1 << 22)
 LARGE_BYTES = 1 << 22
@@ -45,7 +53,6 @@ ROUNDS = 12
 STEPS = 8
 WHOLE_STEPS = 24
 WARM_UP = 3
-LOOKAHEAD = 8
 
 
 def calibrate(
@@ -93,17 +100,9 @@ def _measure(samples: Sequence[Sample], party: Party) -> Iterator[dict[str, Any]
                 continue
             job = sample.job(batch_size)
             party.begin(f"{sample.key}, {batch_size:,} samples, rows")
-            steps = count_alltoall(job, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
-            answer["times"].append(_times(steps))
-            party.barrier.wait(TIMEOUT_S)
-            ahead = Ahead(LOOKAHEAD)
-            steps = count_lookahead(job, ahead, STEPS, WARM_UP, time.perf_counter)
-            answer["times"].append(_times(steps))
-            party.barrier.wait(TIMEOUT_S)
-            by_towers = ranks_as_hosts(job)
-            if by_towers is not None:
-                steps = count_towers(*by_towers, STEPS + WARM_UP, time.perf_counter)[WARM_UP:]
-                answer["times"].append(_times(steps))
+            for exchange in EXCHANGES:
+                answer["times"].append(_times(count(job.under(exchange), STEPS, WARM_UP)))
+                party.barrier.wait(TIMEOUT_S)
     yield answer
 
 
@@ -175,7 +174,7 @@ def _dense_times(model: Model, batch_size: int, ranks: Ranks) -> dict[str, float
         for name, seconds in parts.items():
             times[name].append(seconds)
     named = {id(parameter): name for name, parameter in model.named_parameters()}
-    reducer = GradientReducer(virtual_wire(0, 2).channel, list(model.parameters()))
+    reducer = GradientReducer(Channel(Ranks(0, 2), NoNetwork()), list(model.parameters()))
     sizes = [
         (bucket.flat.nbytes, all(named[id(each())] in early for each in bucket.parameters))
         for bucket in reducer.buckets

@@ -1,44 +1,63 @@
-"""What ranks do in some steps of training, counted by running what they run.
+"""What ranks do in some steps of training, counted while all of them run in this process.
 
-Lanes, carriers, announcers and oracles are those of a run, a set for each rank in this process;
-batches are given. What is counted: bytes from rank to rank of each message, and what the work
-between messages is about, whose time a :class:`~pibroch.sim.machine.Machine` knows. With a clock
-the work is timed, which is how such a machine is calibrated.
+They are :class:`pibroch.Embeddings` under any exchange, a thread each (:mod:`pibroch.sim.world`).
+What is counted are bytes from rank to rank of each message, and what the work between messages is
+about, whose time a :class:`~pibroch.sim.machine.Machine` knows. The work is timed as well: that is
+how a machine is calibrated, and all that is known of work that no machine's file has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from typing import TypeVar
+from inspect import isgenerator
+from itertools import count as from_zero
+from itertools import islice, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pibroch.data import JaggedBatch
+from pibroch.data import JaggedBatch, Loader
 from pibroch.embedding import TableGroup
-from pibroch.embedding.shard import MakeRoom
-from pibroch.exchange.alltoall.build import groups_under
-from pibroch.exchange.alltoall.lane import Lane, Route
-from pibroch.exchange.messages import Joined, joined
-from pibroch.exchange.rows import room_for
+from pibroch.embedding.shard import rows_made_by
+from pibroch.exchange import Embeddings
+from pibroch.exchange.alltoall.build import AllToAll, PlacedOptions
+from pibroch.exchange.base import BLOCKING, Exchange, ExchangeOptions
+from pibroch.exchange.layout import lay_out
+from pibroch.exchange.lookahead.build import Lookahead
+from pibroch.exchange.lookahead.exchange import LookaheadExchange
+from pibroch.exchange.messages import Message, MixedRows, Received, Rows
+from pibroch.exchange.output import EmbeddingOutput
+from pibroch.exchange.schedule import FAR_AHEAD, Schedule
+from pibroch.exchange.towers.build import TowerLayout, Towers
+from pibroch.exchange.towers.exchange import TowersExchange
+from pibroch.exchange.towers.places import hosts_of
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, Records
-from pibroch.kernels.memory import empty_rows
+from pibroch.observability.watch import watched, watching
 from pibroch.planner import Plan
-from pibroch.sim.alone import RowRuns, one_record
 from pibroch.sim.cluster import Flow
-from pibroch.sim.held import held_bytes
-from pibroch.sim.lockstep import FEATURES, Clock, Operation, lockstep, virtual_wire
+from pibroch.sim.operation import FEATURES, Operation, Work, bytes_to_each, of_all_ranks, tensor_of
+from pibroch.sim.task_sizes import TaskSizes
+from pibroch.sim.towers import PlacedModules, plan_of
+from pibroch.sim.world import VirtualRanks, VirtualWorld
 
 T = TypeVar("T")
 BatchOf = Callable[[int, int], JaggedBatch]
 """Gives the part of a rank of the global batch of a step."""
-LEARNING_RATE = 1e-3
 GRADIENT = 1e-3
 """Of each embedding, so that updates do what they always do."""
+ALL_SLOTS = 1 << 62
+STEPS_OF_RAW_IDS = 64
+"""After which most ids of a batch have been seen before, as in the midst of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +68,26 @@ class Job:
         groups: of all tables.
         plan: where their rows lie.
         batch_of: the batches.
+        exchange: with its options, in which the plan is left out; or by name.
+        options: of one by name.
+        modules: of towers, where they run between lookup and model.
+        seed: of the rows; ``None`` where only bytes are wanted: then rows and messages take no
+            memory, and what is in them may be anything.
+        ranks_per_host: so many consecutive ones.
+        loader_of: gives a rank's batches in place of ``batch_of``.
         every_batch: gives all samples of training, each once, where more ranks are predicted than
             are counted.
-        replicas: see :class:`pibroch.AllToAll`.
-        wire: the type in which rows travel.
-        seed: of the rows; ``None`` where only bytes are wanted: then all rows are one in memory.
     """
 
     groups: Sequence[TableGroup]
     plan: Plan
     batch_of: BatchOf
-    replicas: str = "gather"
-    wire: str = "float32"
+    exchange: ExchangeOptions | str = field(default_factory=AllToAll)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    modules: PlacedModules | None = None
     seed: int | None = None
+    ranks_per_host: int = 1
+    loader_of: Callable[[int], Loader] | None = None
     every_batch: Callable[[], Iterator[JaggedBatch]] = lambda: iter(())
 
     @property
@@ -70,22 +96,48 @@ class Job:
         return self.plan.num_shards
 
     @property
+    def width(self) -> float:
+        """Floats of the mean row."""
+        layouts = (lay_out(each.space, self.plan, 0) for each in self.groups)
+        return float(np.mean([layout.width for of_group in layouts for layout in of_group]))
+
+    def under(self, exchange: ExchangeOptions) -> Job:
+        """The same samples under another exchange; under towers each keeps to its hosts."""
+        plan = self.plan
+        if isinstance(exchange, Towers):
+            hosts = hosts_of(self.num_ranks, exchange.ranks_per_host or self.ranks_per_host)
+            plan = plan_of(TowerLayout.of(exchange, self.groups, hosts))
+        return replace(self, exchange=exchange, plan=plan)
+
+    @property
     def has_numbers(self) -> bool:
         """Whether rows, embeddings and gradients are made, and not counted alone."""
         return self.seed is not None
 
-    @property
-    def make_room(self) -> MakeRoom:
-        """For the rows."""
-        return empty_rows if self.has_numbers else one_record
+    def embeddings(self, ranks: VirtualRanks) -> Embeddings:
+        """Those of a rank."""
+        tables = [table for group in self.groups for table in group.space.tables]
+        optimizers = {
+            table.name: group.optimizer for group in self.groups for table in group.space.tables
+        }
+        exchange = self.exchange
+        if isinstance(exchange, PlacedOptions):
+            exchange = replace(exchange, placement=self.plan, plan=None)
+        if isinstance(exchange, Lookahead) and exchange.cache_rows is None:
+            # what is free here says nothing about the ranks' machines
+            exchange = replace(exchange, cache_rows=ALL_SLOTS)
+        channel = ranks.open_channel()
+        return Embeddings(tables, optimizers, exchange, self.seed, channel, **self.options)
 
-    @property
-    def read_at(self) -> int | None:
-        """As of which step rows are fetched.
-
-        With one, owners that pool read rows before, whose kernel may not read one record as many.
-        """
-        return None if self.has_numbers else 0
+    def batches(self, rank: int, embeddings: Embeddings) -> Iterator[JaggedBatch]:
+        """Those of a rank, without end; reading them is watched."""
+        if self.loader_of is None:
+            read = (partial(self.batch_of, step, rank) for step in from_zero())
+        else:
+            batches = iter(embeddings.assign(self.loader_of(rank)))
+            read = (partial(next, batches) for _ in from_zero())
+        for each in read:
+            yield watched("read", embeddings.exchange, None, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +145,14 @@ class StepCount:
     """One step of all ranks.
 
     Attributes:
+        schedule: of its tasks.
         operations: that it takes.
         num_slots: in use on each rank after it, for records whose home is elsewhere and weights
             that are borrowed.
         held: bytes of memory that each rank holds in it beside rows, by what they are, ``[W]``.
     """
 
+    schedule: Schedule
     operations: Sequence[Operation]
     num_slots: NDArray[np.int64] | None = None
     held: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -121,110 +175,353 @@ class StepCount:
         return total
 
 
-def count_alltoall(job: Job, num_steps: int, clock: Clock | None = None) -> list[StepCount]:
-    """Steps of ``alltoall``, one by one."""
-    ranks = range(job.num_ranks)
-    wires = [virtual_wire(rank, job.num_ranks, job.wire) for rank in ranks]
-    groups = [
-        groups_under(job.groups, job.plan, job.seed, wire, job.replicas, job.make_room)
-        for wire in wires
+def count(job: Job, num_steps: int, warm_up: int | None = None) -> list[StepCount]:
+    """Steps of all ranks, one by one.
+
+    Args:
+        job: what is trained.
+        num_steps: that are counted.
+        warm_up: steps before them. When absent as many as are looked ahead, after which as many
+            rows come as go, and :data:`STEPS_OF_RAW_IDS` where ids are learned.
+
+    Raises:
+        ConfigError: for an exchange that cannot be.
+    """
+    answer = None if job.has_numbers else _AnyNumbers().answer
+    accounts = [RankAccount(rank, job.num_ranks, answer) for rank in range(job.num_ranks)]
+    world = VirtualWorld(job.num_ranks, job.ranks_per_host, dict(enumerate(accounts)))
+    take_steps(job, world, num_steps, warm_up)
+    return [
+        of_step([each.steps[number] for each in accounts], accounts[0].schedule)
+        for number in sorted(accounts[0].steps)
     ]
-    lanes: list[list[Lane]] = [[lane for each in own for lane in each.lanes] for own in groups]
-    width = float(np.mean([lane.layout.width for lane in lanes[0]]))
-    of_rows = RowRuns(job.has_numbers, width, clock)
-    steps = []
-    for number in range(num_steps):
-        batches, read = timed("read", partial(job.batch_of, number), ranks, clock)
-        ids = [batch.values.numel() for batch in batches]
-        read.parts[0][:, 0] = ids
-        routing = [joined([lane.route(batches[rank]) for lane in lanes[rank]]) for rank in ranks]
-        routes, routed = lockstep("route", wires[0], routing, ids, width, clock)
-        step = _Step(job, number, batches, routes, of_rows)
-        rows, fetched = of_rows.run("fetch", wires[0], step.fetch, ids)
-        pooled, pools = timed("pool", partial(step.pool, rows), ranks, clock)
-        gradients = [of_rows.gradients(own, GRADIENT) for own in pooled]
-        sums, combined = timed("combine", partial(step.combine, gradients), ranks, clock)
-        for rank in ranks:
-            num_rows = sum(map(len, rows[rank]))
-            about = ids[rank], num_rows, 4 * width * num_rows, 0, 4 * width * ids[rank]
-            pools.parts[0][rank] = combined.parts[0][rank] = about
-        _, updated = of_rows.run("update", wires[0], partial(step.update, sums), ids)
-        operations = [read, routed, fetched, pools, combined, updated]
-        held = [
-            # a batch and the next one; embeddings with their gradients
-            {
-                "batches": 2 * held_bytes(batches[rank], routes[rank], but=lanes[rank]),
-                "messages": held_bytes(rows[rank], pooled[rank], sums[rank])
-                + held_bytes(pooled[rank]),
-            }
-            for rank in ranks
-        ]
-        steps.append(StepCount(operations, held=of_ranks(held, operations)))
-    return steps
+
+
+def take_steps(job: Job, world: VirtualWorld, num_steps: int, warm_up: int | None = None) -> None:
+    """Have the ranks of a world, whose accounts are :class:`RankAccount`, train for some steps."""
+
+    def program(ranks: VirtualRanks) -> None:
+        account: RankAccount = world.account_of(ranks.rank)
+        account.train(job, ranks, num_steps, warm_up)
+
+    with ExitStack() as stack:
+        stack.enter_context(watching(_ByThread()))
+        if not job.has_numbers:
+            stack.enter_context(rows_made_by(one_record))
+        world.run(program)
+
+
+Answers = Callable[[Message, RowWire], Tensor | None]
+"""Answers a message in place of the other ranks; ``None`` where these do."""
+
+
+class _AnyNumbers:
+    """Answers messages of rows, gradients and embeddings, whose numbers nobody wants.
+
+    They say how many come, so what a rank does with them needs no other rank, and goes on at once:
+    however many ranks are counted, the numbers of one are there. All messages share their memory.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.zeros(0, dtype=torch.uint8)
+
+    def answer(self, message: Message, _: RowWire) -> Tensor | None:
+        """See :data:`Answers`."""
+        if isinstance(message, MixedRows):
+            return torch.from_numpy(message.received)
+        if not isinstance(message, Rows):
+            return None
+        if message.out is not None:
+            return message.out
+        shape = (sum(message.receive_counts), *message.values.shape[1:])
+        num_bytes = int(np.prod(shape)) * message.values.itemsize
+        if num_bytes > len(self._bytes):
+            self._bytes = torch.zeros(num_bytes, dtype=torch.uint8)
+        return self._bytes[:num_bytes].view(message.values.dtype).view(shape)
+
+
+def one_record(num_rows: int, width: int) -> Records:
+    """Rows that are all the same record in memory, however many; each can be written.
+
+    >>> rows = one_record(1 << 40, 16)
+    >>> rows[7] = 1
+    >>> float(rows[1 << 39, 3])
+    1.0
+    """
+    return as_strided(np.zeros((1, width), np.float32), (num_rows, width), (0, 4))
+
+
+@dataclass(slots=True)
+class RankStep:
+    """What one rank does in a step.
+
+    Attributes:
+        works: by name.
+        num_slots, held: see :class:`StepCount`.
+    """
+
+    works: dict[str, Work] = field(default_factory=dict)
+    num_slots: int | None = None
+    held: dict[str, int] = field(default_factory=lambda: {"messages": 0})
+
+
+def of_step(steps: Sequence[RankStep], schedule: Schedule) -> StepCount:
+    """One step, from those of all ranks."""
+    nothing = Work(len(steps))
+    operations = [
+        of_all_ranks(name, [step.works.get(name, nothing) for step in steps])
+        for name in steps[0].works
+    ]
+    slots = None if steps[0].num_slots is None else np.array([each.num_slots for each in steps])
+    held = of_ranks([step.held for step in steps], operations)
+    return StepCount(schedule, operations, slots, held)
 
 
 def of_ranks(
     held: Sequence[Mapping[str, int]], operations: Sequence[Operation]
 ) -> dict[str, NDArray[np.float64]]:
     """What each rank holds by name, ``[W]``, with its largest message going out and coming in."""
-    whole = {name: np.array([own[name] for own in held], float) for name in held[0]}
+    names = dict.fromkeys(name for own in held for name, size in own.items() if size)
+    whole = {name: np.array([own.get(name, 0) for own in held], float) for name in names}
     bytes_in, bytes_out = (FEATURES.index(name) for name in ("bytes_in", "bytes_out"))
     largest = np.zeros(len(held))
     for each in operations:
         for before, after in pairwise(each.parts if each.sent else ()):
             largest = np.maximum(largest, before[:, bytes_out] + after[:, bytes_in])
-    whole["messages"] += largest
+    whole["messages"] = whole.get("messages", 0) + largest
     return whole
 
 
-def timed(
-    name: str, work: Callable[[int], T], ranks: range, clock: Clock | None
-) -> tuple[list[T], Operation]:
-    """Work of each rank that sends nothing."""
-    results = []
-    seconds = np.zeros(len(ranks))
-    for rank in ranks:
-        begin = clock() if clock else 0.0
-        results.append(work(rank))
-        seconds[rank] = clock() - begin if clock else 0.0
-    return results, Operation(name, [np.zeros((len(ranks), len(FEATURES)))], [], [seconds])
+_here = threading.local()
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of ``alltoall`` whose routes are known.
+class _ByThread:
+    """The account of the rank whose thread this is."""
+
+    def work(self, name: str, exchange: object, step: object, run: Callable[[], T]) -> T:
+        """See :class:`pibroch.observability.watch.Watcher`."""
+        account: RankAccount | None = getattr(_here, "account", None)
+        return run() if account is None else account.work(name, step, run)
+
+
+class RankAccount:
+    """One rank's account of its steps; its thread keeps it.
+
+    Args:
+        rank: which.
+        size: W.
+        answer: answers its messages; the other ranks do when absent.
 
     Attributes:
-        job: of it.
-        number: from 0.
-        batches: of each rank.
-        routes: of each rank and lane.
-        of_rows: runs what sends rows.
+        schedule: of its exchange.
+        steps: those that were counted, by number.
     """
 
-    job: Job
-    number: int
-    batches: Sequence[JaggedBatch]
-    routes: Sequence[Sequence[Route]]
-    of_rows: RowRuns
+    schedule: Schedule
+    _exchange: Exchange[Any]
+    _wires: Mapping[str, str]
+    _compresses: bool
+    _looks_far: bool
+    _width: float
+    _sizes: TaskSizes
 
-    def fetch(self, rank: int) -> Joined[list[Records]]:
-        """What owners send to each other."""
-        return joined([route.fetch(self.job.read_at) for route in self.routes[rank]])
+    def __init__(self, rank: int, size: int, answer: Answers | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.steps: dict[int, RankStep] = {}
+        self._answer = answer
+        self._number = -1  # of the step under way
+        self._counted = range(0)
+        self._num_read = 0
+        self._num_begun = 0
+        self._begun: dict[int, tuple[object, int]] = {}
+        self._working: list[Work] = []
+        self._since = 0.0
 
-    def pool(self, rows: Sequence[list[Records]], rank: int) -> list[Tensor]:
-        """A rank's embeddings."""
-        room = room_for(self.job.groups, self.batches[rank])
-        pairs = zip(self.routes[rank], self.of_rows.given(rows[rank]), strict=True)
-        return self.of_rows.kept([route.pool(np.asarray(own), room) for route, own in pairs])
+    def train(self, job: Job, ranks: VirtualRanks, num_steps: int, warm_up: int | None) -> None:
+        """Take steps, and count those after ``warm_up``."""
+        _here.account = self
+        embeddings = job.embeddings(ranks)
+        exchange = embeddings.exchange
+        if isinstance(exchange, TowersExchange) and job.modules is not None:
+            exchange.place_modules()
+        usual = 0 if embeddings.raw_ids is None else STEPS_OF_RAW_IDS
+        if isinstance(exchange, LookaheadExchange):
+            exchange.reads_at_first = exchange.lookahead
+            usual = max(usual, exchange.lookahead + 1)
+        warm_up = usual if warm_up is None else warm_up
+        self.schedule = exchange.schedule
+        self._looks_far = looks_far(exchange.schedule)
+        self._exchange = exchange
+        self._wires = {task.name: task.wire for task in exchange.schedule.tasks}
+        self._compresses = getattr(getattr(exchange, "wire", None), "compress", False)
+        self._counted = range(warm_up, warm_up + num_steps)
+        self._width = job.width
+        self._sizes = TaskSizes(exchange, self._width)
+        feed = embeddings.feed(job.batches(self.rank, embeddings))
+        if exchange.schedule is BLOCKING:
+            feed = _watched_feed(feed, embeddings)
+        for number, batch in enumerate(islice(feed, self._counted.stop)):
+            self._number = number
+            _take_step(embeddings, batch, job.modules)
+        del self._exchange, self._sizes  # and all that they hold
+        self._begun.clear()
 
-    def combine(self, gradients: Sequence[list[Tensor]], rank: int) -> list[Tensor]:
-        """What owners need of their gradients."""
-        pairs = zip(self.routes[rank], gradients[rank], strict=True)
-        return self.of_rows.kept([route.combine(gradient) for route, gradient in pairs])
+    def work(self, name: str, step: object, run: Callable[[], T]) -> T:
+        """Do a piece of work; see :class:`pibroch.observability.watch.Watcher`."""
+        number = self._number_of(name, step)
+        work = Work(self.size, self._compresses)
+        of_step = None
+        if number in self._counted:
+            of_step = self.steps.setdefault(number, RankStep())
+            of_step.works[name] = work
+        self._sizes.begin(name, step)
+        made = self._timed(work, run)
+        if isgenerator(made):
+            end = partial(self._end, name, step, work, of_step)
+            return self._messages(name, work, made, end)  # type: ignore[return-value]  # as was made
+        self._end(name, step, work, of_step, made)
+        return made
 
-    def update(self, sums: Sequence[list[Tensor]], rank: int) -> Joined[list[None]]:
-        """Gradients to owners, who update."""
-        pairs = zip(self.routes[rank], self.of_rows.given(sums[rank]), strict=True)
-        step = self.number + 1
-        return joined([route.update(total, LEARNING_RATE, step) for route, total in pairs])
+    def _number_of(self, name: str, step: object) -> int:
+        """Of which step work is; of a feed that looks far ahead, what is done beside one is its."""
+        if name == "read":
+            self._num_read += 1
+            return self._number + 1 if self._looks_far else self._num_read - 1
+        if self._looks_far or step is None:
+            return self._number
+        if id(step) not in self._begun:  # steps begin in the order of their numbers
+            self._begun[id(step)] = step, self._num_begun
+            self._num_begun += 1
+        return self._begun[id(step)][1]
+
+    def _end(
+        self, name: str, step: object, work: Work, of_step: RankStep | None, result: object
+    ) -> None:
+        self._sizes.end(name, step, result, work.parts)
+        if name == self.schedule.tasks[-1].name:  # and with it goes what it holds
+            self._begun.pop(id(step), None)
+        if of_step is None:
+            return
+        of_step.held["messages"] += self._sizes.messages_held(name, step, result)
+        if name in ("combine", "take", "lookup"):
+            of_step.held |= self._sizes.held(step)
+        if name == "plan":
+            of_step.num_slots = self._sizes.slots(result, self.rank)
+
+    def _messages(
+        self, name: str, work: Work, run: Generator[Any, Any, T], end: Callable[[T], None]
+    ) -> Generator[Any, Any, T]:
+        """The messages of a piece of work, which pass through here."""
+        answers: Sequence[Received] | None = None
+        try:
+            while True:
+                sent = answers
+                messages = self._timed(work, lambda: next(run) if sent is None else run.send(sent))  # noqa: B023
+                work.begin_message([tensor_of(each) for each in messages], self._width)
+                self._working.append(work)
+                try:
+                    answers = self._answered(name, messages)
+                    if answers is None:
+                        answers = yield messages
+                finally:
+                    self._charge()
+                    self._working.pop()
+                work.end_message([each.tensor for each in answers], self._width)
+        except StopIteration as stop:
+            result: T = stop.value
+        finally:
+            run.close()
+        end(result)
+        return result
+
+    def _answered(self, name: str, messages: Sequence[Message]) -> list[Received] | None:
+        """Answers to messages that no other rank gets; ``None`` where these are to answer."""
+        if self._answer is None:
+            return None
+        wire: RowWire = getattr(self._exchange, self._wires.get(name, "wire"))
+        given = [self._answer(each, wire) for each in messages]
+        if any(each is None for each in given):
+            return None
+        sent = np.sum([bytes_to_each(each, wire) for each in messages], axis=0).tolist()
+        self._working[-1].send(self.rank, wire.channel.ranks.members, sent)
+        return [Received(each) for each in given if each is not None]
+
+    def _timed(self, work: Work, run: Callable[[], T]) -> T:
+        self._charge()
+        self._working.append(work)
+        try:
+            return run()
+        finally:
+            self._charge()
+            self._working.pop()
+
+    def _charge(self) -> None:
+        """The time since the last call was spent on what is worked on."""
+        now = time.perf_counter()
+        if self._working:
+            self._working[-1].spend(now - self._since)
+        self._since = now
+
+    def post(self, members: tuple[int, ...], going: Sequence[Tensor]) -> None:
+        """See :class:`pibroch.sim.world.Account`."""
+        if self._working:
+            self._charge()
+            self._working[-1].send(self.rank, members, [each.nbytes for each in going])
+
+    def begin_to_wait(self) -> None:
+        """See :class:`pibroch.sim.world.Account`."""
+        self._charge()
+
+    def end_to_wait(self) -> None:
+        """See :class:`pibroch.sim.world.Account`."""
+        self._since = time.perf_counter()
+
+
+def looks_far(schedule: Schedule) -> bool:
+    """Whether tasks wait for the last step that was read, far ahead."""
+    return any(
+        not isinstance(each, str) and each[1] == FAR_AHEAD
+        for task in schedule.tasks
+        for each in task.after
+    )
+
+
+def _watched_feed(feed: Iterator[JaggedBatch], embeddings: Embeddings) -> Iterator[JaggedBatch]:
+    """A feed whose messages, where it sends some, are those of a task."""
+    while True:
+        yield watched("feed", embeddings.exchange, None, lambda: next(feed))
+
+
+def _take_step(embeddings: Embeddings, batch: JaggedBatch, modules: PlacedModules | None) -> None:
+    """A lookup, gradients, and the update that they lead to."""
+    exchange = embeddings.exchange
+    is_blocking = exchange.schedule is BLOCKING
+
+    def look_up() -> list[Tensor]:
+        return _tensors(embeddings(batch))
+
+    given = watched("lookup", exchange, None, look_up) if is_blocking else look_up()
+    if isinstance(exchange, TowersExchange) and modules is not None:
+        widths = modules.widths
+        outputs = torch.full((len(given[0]), widths[exchange.group]), GRADIENT)
+        peers = exchange.last
+        assert peers is not None, "looked up"
+        exchange.to_peers(exchange.to_home(outputs, peers, widths), peers, widths)
+    gradients = [torch.full_like(each, GRADIENT) for each in given]
+
+    def update() -> None:
+        torch.autograd.backward(given, gradients)
+
+    if is_blocking:
+        watched("update", exchange, None, update)
+    else:
+        update()
+
+
+def _tensors(given: Tensor | EmbeddingOutput) -> list[Tensor]:
+    if isinstance(given, Tensor):
+        return [given]
+    apart = [each.values for each in given.values() if not isinstance(each, Tensor)]
+    are_pooled = any(isinstance(each, Tensor) for each in given.values())
+    return [*apart, *([given.cat()] if are_pooled else ())]

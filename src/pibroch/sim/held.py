@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 
 import numpy as np
 from torch import Tensor
@@ -22,14 +23,53 @@ def held_bytes(*things: object, but: Iterable[object] = ()) -> int:
         >>> held_bytes([rows, {"first": rows[:2]}], np.zeros(3, np.int64), but=[rows[1:]])
         24
     """
-    seen = {key for thing in but for key, _ in _memory(thing, set())}
-    counted = dict(_memory(things, set()))
+    seen = {key for thing in but for key in _sizes(_walk(thing))}
+    counted = _sizes(_walk(things))
     return sum(size for key, size in counted.items() if key not in seen)
 
 
-def _memory(thing: object, visited: set[int]) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each array and tensor below a thing."""
+def held_by_kind(
+    things: Iterable[object], kinds: Mapping[type, str], but: tuple[type, ...]
+) -> dict[str, int]:
+    """Bytes of what is found in things inside objects of some kinds, by the names of these.
+
+    Args:
+        things: looked into, with what their futures have.
+        kinds: names; of a kind within another one the outer one's counts.
+        but: kinds that are not looked into.
+    """
+    inside: dict[str, list[object]] = {name: [] for name in kinds.values()}
+    deque(_walk(things, kinds, but, inside), maxlen=0)
+    return {name: sum(_sizes(_walk(found, but=but)).values()) for name, found in inside.items()}
+
+
+def _sizes(arrays: Iterable[Tensor | np.ndarray]) -> dict[int, int]:
+    """Bytes of the memory behind arrays and tensors, by its address."""
+    sizes: dict[int, int] = {}
+    for each in arrays:
+        if isinstance(each, Tensor):
+            storage = each.untyped_storage()
+            address = storage.data_ptr()
+            size = storage.nbytes()
+        else:
+            base = each
+            while isinstance(base.base, np.ndarray):
+                base = base.base
+            address = base.ctypes.data
+            size = base.nbytes
+        sizes[address] = max(size, sizes.get(address, 0))  # of a tensor's there may be a part
+    return sizes
+
+
+def _walk(
+    thing: object,
+    kinds: Mapping[type, str] | None = None,
+    but: tuple[type, ...] = (),
+    inside: dict[str, list[object]] | None = None,
+) -> Iterator[Tensor | np.ndarray]:
+    """Arrays and tensors below a thing; objects of some kinds are kept, and not looked into."""
     left = [thing]
+    visited: set[int] = set()
     kept = []  # so that no two objects have one identity
     while left:
         each = left.pop()
@@ -37,20 +77,20 @@ def _memory(thing: object, visited: set[int]) -> Iterator[tuple[int, int]]:
             continue
         visited.add(id(each))
         kept.append(each)
-        if isinstance(each, Tensor):
-            storage = each.untyped_storage()
-            # a shape alone has no address, but the size of what it is the shape of
-            yield id(each) if each.is_meta else storage.data_ptr(), storage.nbytes()
-        elif isinstance(each, np.ndarray):
-            base = each
-            while isinstance(base.base, np.ndarray):
-                base = base.base
-            yield base.ctypes.data, base.nbytes
+        named = kinds or {}
+        name = next((name for kind, name in named.items() if isinstance(each, kind)), None)
+        if name is not None and inside is not None:
+            inside[name].append(each)
+        elif isinstance(each, Tensor | np.ndarray):
+            yield each
         elif isinstance(each, Mapping):
             left += each.values()
         elif isinstance(each, _CONTAINERS):
             left += each
-        elif type(each).__module__.startswith("pibroch."):
+        elif isinstance(each, Future):
+            if each.done() and each.exception() is None:
+                left.append(each.result())
+        elif type(each).__module__.startswith("pibroch.") and not isinstance(each, but):
             left += _attributes(each)
 
 

@@ -1,7 +1,7 @@
 """What a machine takes for what ranks do: a file, measured here or from published rates.
 
 Costs are physical: seconds a call, an id, a row, a byte of what
-:data:`pibroch.sim.lockstep.FEATURES` counts; seconds a message; bytes a second.
+:data:`pibroch.sim.operation.FEATURES` counts; seconds a message; bytes a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from pibroch.errors import ConfigError
-from pibroch.sim.lockstep import FEATURES
+from pibroch.sim.operation import FEATURES
 from pibroch.storage import new_file
 from pibroch.untrusted import Refusal, checked, parse_json
 
@@ -190,8 +190,8 @@ class Machine(_Part):
         with new_file(path, do="pass --output FILE") as file:
             file.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
-    def cost(self, operation: str, part: int, features: Floats) -> Floats:
-        """Seconds of a part of an operation for each rank.
+    def cost(self, operation: str, part: int, features: Floats) -> Floats | None:
+        """Seconds of a part of an operation for each rank; ``None`` for one that is not known.
 
         An accelerator takes what its memory takes for the bytes, read once and written once.
         """
@@ -200,13 +200,11 @@ class Machine(_Part):
             seconds: Floats = 2 * num_bytes / self.accelerator.memory_bytes_per_second
             return seconds
         parts = self.operations.get(operation)
-        if parts is None:
-            raise ConfigError(
-                f"calibration {self.name!r}, which does not know the operation {operation!r}",
-                "one that was measured for this exchange",
-                "make it again with `pibroch simulate calibrate`",
-            )
-        return parts[min(part, len(parts) - 1)].seconds(features)
+        return None if parts is None else parts[min(part, len(parts) - 1)].seconds(features)
+
+    def knows(self, operation: str) -> bool:
+        """Whether it says what an operation takes."""
+        return self.accelerator is not None or operation in self.operations
 
     @property
     def is_here(self) -> bool:

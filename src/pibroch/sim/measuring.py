@@ -16,6 +16,9 @@ import torch.distributed as dist
 
 from pibroch.collectives.ranks import Ranks
 from pibroch.errors import PibrochError
+from pibroch.exchange.alltoall.build import AllToAll
+from pibroch.exchange.lookahead.build import Lookahead
+from pibroch.exchange.towers.build import Towers
 from pibroch.models.base import Model
 from pibroch.process import tune_process
 from pibroch.sim.counting import Job
@@ -24,6 +27,8 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 Enter = Callable[[int], None]
 TIMEOUT_S = 300.0
+EXCHANGES = (AllToAll(), Lookahead(lookahead=8), Towers())
+"""Whose work is measured; under towers each rank is a host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,28 @@
 """Steps of very many ranks, counted at a few: each is answered as it asks.
 
 Where rows are spread evenly, a rank gives to the others about as much as it gets from them. So one
-rank's generators run alone, and each message is answered by one of the same counts. Bytes of each
-of the others follow from means over the ranks that were looked at, which are said with their error.
+rank trains alone, and each message is answered by one of the same counts. Bytes of each of the
+others follow from means over the ranks that were looked at, which are said with their error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pibroch.errors import ConfigError
-from pibroch.exchange.alltoall.lane import Lane
-from pibroch.exchange.alltoall.row_lane import RowLane
 from pibroch.exchange.layout import lay_out
-from pibroch.exchange.messages import Counts, Message, Messages, Received, Values, joined
-from pibroch.exchange.rows import room_for
+from pibroch.exchange.messages import Message, Values
+from pibroch.exchange.schedule import Schedule
 from pibroch.exchange.wire import RowWire
 from pibroch.sim.cluster import Flow
-from pibroch.sim.counting import LEARNING_RATE, Job, StepCount, of_ranks
-from pibroch.sim.held import held_bytes
-from pibroch.sim.lockstep import FEATURES, Operation, size_of, tensor_of, virtual_wire
+from pibroch.sim.counting import Job, RankAccount, StepCount, of_ranks, take_steps
+from pibroch.sim.operation import FEATURES, Operation, Work, tensor_of
+from pibroch.sim.world import Meeting, Tensors, VirtualWorld
 
-T = TypeVar("T")
 EXACT_RANKS = 32
 """Up to so many all are counted."""
 RANKS_LOOKED_AT = 6
@@ -56,54 +52,64 @@ def count_few(job: Job, ranks_per_host: int, num_steps: int) -> tuple[list[StepC
         )
     size = job.num_ranks
     looked_at = np.linspace(0, size - 1, RANKS_LOOKED_AT).astype(int).tolist()
-    layouts = [lay_out(each.space, job.plan, 0)[0] for each in job.groups]
-    steps = []
-    totals = []
-    for number in range(num_steps):
-        done = []
-        for rank in looked_at:
-            wire = virtual_wire(rank, size, job.wire)
-            lanes = [
-                RowLane(layout, group, None, wire, make_room=job.make_room)
-                for layout, group in zip(layouts, job.groups, strict=True)
-            ]
-            if not all(len(lane.shard.records) for lane in lanes):
-                raise ConfigError(
-                    f"{size:,} ranks, of which some have no row of a group of tables",
-                    "at least one row of each a rank",
-                    "lower --hosts",
-                )
-            done.append(_step(job, lanes, number, rank))
-        steps.append(of_all(done, size, ranks_per_host))
-        totals += [sum(sum(each.sent) for each in operations) for operations, _ in done]
+    layouts = [layout for each in job.groups for layout in lay_out(each.space, job.plan, 0)]
+    accounts = []
+    for rank in looked_at:
+        num_rows = int(min(np.diff(layout.bounds)[rank] for layout in layouts))
+        if not num_rows:
+            raise ConfigError(
+                f"{size:,} ranks, of which some have no row of a group of tables",
+                "at least one row of each a rank",
+                "lower --hosts",
+            )
+        account = RankAccount(rank, size, partial(_answer, num_rows))
+        take_steps(job, _Alone(job, account), num_steps)
+        accounts.append(account)
+    done = [
+        [_of_one_rank(account.steps[number].works) for account in accounts]
+        for number in range(num_steps)
+    ]
+    held = [[account.steps[number].held for account in accounts] for number in range(num_steps)]
+    steps = [
+        of_all([*zip(*of_step, strict=True)], size, ranks_per_host, accounts[0].schedule)
+        for of_step in zip(done, held, strict=True)
+    ]
+    totals = [sum(sum(each.sent) for each in of_rank) for of_ranks in done for of_rank in of_ranks]
     error = float(np.std(totals, ddof=1) / np.sqrt(len(totals)) / max(1.0, np.mean(totals)))
     return steps, error
 
 
-def _step(
-    job: Job, lanes: Sequence[Lane], number: int, rank: int
-) -> tuple[list[OfOneRank], dict[str, int]]:
-    """What one rank does, and bytes that it holds meanwhile."""
-    batch = job.batch_of(number, rank)
-    ids = batch.values.numel()
-    width = float(np.mean([lane.layout.width for lane in lanes]))
-    routes, routed = _mirrored("route", [lane.route(batch) for lane in lanes], lanes, ids, width)
-    rows, fetched = _mirrored("fetch", [route.fetch(None) for route in routes], lanes, ids, width)
-    sums = [torch.zeros(len(each), each.shape[1]) for each in rows]
-    held = {
-        "batches": 2 * held_bytes(batch, routes, but=lanes),
-        "messages": held_bytes(rows, sums) + 2 * held_bytes(room_for(job.groups, batch)),
-    }
-    updates = [
-        route.update(total, LEARNING_RATE, number + 1)
-        for route, total in zip(routes, sums, strict=True)
-    ]
-    _, updated = _mirrored("update", updates, lanes, ids, width)
-    num_rows = sum(map(len, rows))
-    read = OfOneRank("read", [(ids, 0, 0, 0, 0)], [])
-    about = [(ids, num_rows, 4 * width * num_rows, 0, 4 * width * ids)]
-    own = [OfOneRank(name, about, []) for name in ("pool", "combine")]
-    return [read, routed, fetched, *own, updated], held
+class _Alone(VirtualWorld):
+    """One rank that trains, as if the others were there."""
+
+    def __init__(self, job: Job, account: RankAccount) -> None:
+        super().__init__(job.num_ranks, job.ranks_per_host, {account.rank: account})
+
+    def meeting(self, key: object, size: int) -> Meeting:
+        """See :class:`VirtualWorld`."""
+        return _Mirror(size)
+
+
+class _Mirror(Meeting):
+    """Where a rank meets itself: what an exchange is told while it is built."""
+
+    def come(self, number: int, rank: int, going: Tensors, coming: Tensors) -> None:
+        """Get from each rank what goes to it."""
+        for given, room in zip(going, coming, strict=True):
+            room.copy_(given)
+
+    def is_over(self, number: int) -> bool:
+        """All is there."""
+        return True
+
+
+def _answer(num_rows: int, message: Message, wire: RowWire) -> Tensor:
+    """As much as a message asks for, where each shard has ``num_rows``, or a few more or fewer."""
+    tensor = tensor_of(message)
+    if isinstance(message, Values):  # rows that others ask for, of as many as there are here
+        assert list(message.receive_counts) == list(message.send_counts)
+        return tensor.clamp(max=num_rows - 1)
+    return tensor
 
 
 class OfOneRank:
@@ -121,57 +127,22 @@ class OfOneRank:
         self.sent = sent
 
 
-def _mirrored(
-    name: str,
-    generators: Sequence[Messages[T]],
-    lanes: Sequence[Lane],
-    ids: int,
-    width: float,
-) -> tuple[list[T], OfOneRank]:
-    """One rank's generators, each message answered by one of the same counts."""
-    wire = lanes[0].wire
-    run = joined(generators)
-    num_rows = min(len(lane.shard.records) for lane in lanes)
-    parts: list[tuple[float, ...]] = []
-    sent: list[float] = []
-    answers: list[Received] | None = None
-    came: tuple[float, float] = (0.0, 0.0)
-    while True:
-        try:
-            messages = next(run) if answers is None else run.send(answers)
-        except StopIteration as end:
-            parts.append((0 if answers else ids, *came, 0, 0))
-            return end.value, OfOneRank(name, parts, sent)
-        going = size_of([tensor_of(each) for each in messages], width)
-        parts.append((0 if answers else ids, *came, *going))
-        sent.append(float(sum(_to_others(each, wire) for each in messages)))
-        answers = [Received(_answer(each, wire, num_rows)) for each in messages]
-        came = size_of([each.tensor for each in answers], width)
-
-
-def _answer(message: Message, wire: RowWire, num_rows: int) -> Tensor:
-    if isinstance(message, Counts):
-        return message.numbers
-    tensor = tensor_of(message)
-    if isinstance(message, Values):  # rows that others ask for, of as many as there are here
-        assert list(message.receive_counts) == list(message.send_counts)
-        return tensor.clamp(max=num_rows - 1)  # other shards may have a few more
-    return tensor.to(wire.dtype).to(tensor.dtype)
-
-
-def _to_others(message: Message, wire: RowWire) -> float:
-    tensor = tensor_of(message)
-    rank = wire.channel.ranks.rank
-    if isinstance(message, Counts):
-        return (len(tensor) - 1) * tensor[0].nbytes
-    counts = message.send_counts  # type: ignore[union-attr]
-    per_row = tensor.nbytes / max(1, len(tensor))
-    narrow = 1.0 if isinstance(message, Values) else wire.dtype.itemsize / 4
-    return float(narrow * per_row * (sum(counts) - counts[rank]))
+def _of_one_rank(works: dict[str, Work]) -> list[OfOneRank]:
+    return [
+        OfOneRank(
+            name,
+            [tuple(part.about) for part in work.parts],
+            [float(sum(part.sent)) for part in work.parts[:-1]],
+        )
+        for name, work in works.items()
+    ]
 
 
 def of_all(
-    of_few: Sequence[tuple[Sequence[OfOneRank], dict[str, int]]], size: int, per_host: int
+    of_few: Sequence[tuple[Sequence[OfOneRank], dict[str, int]]],
+    size: int,
+    per_host: int,
+    schedule: Schedule,
 ) -> StepCount:
     """All ranks as the mean of those that were looked at.
 
@@ -179,6 +150,7 @@ def of_all(
         of_few: what each of these does, in one order, and bytes that it holds by name.
         size: of all ranks.
         per_host: ranks, whose messages to each other do not leave their host.
+        schedule: of their tasks.
     """
     near = (per_host - 1) / (size - 1)
     operations = []
@@ -193,4 +165,4 @@ def of_all(
     mean = {
         name: round(float(np.mean([held[name] for _, held in of_few]))) for name in of_few[0][1]
     }
-    return StepCount(operations, held=of_ranks([mean] * size, operations))
+    return StepCount(schedule, operations, held=of_ranks([mean] * size, operations))

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.errors import ConfigError
 from pibroch.sim.cluster import Cluster
-from pibroch.sim.counting import Job, StepCount, count_alltoall
-from pibroch.sim.counting_lookahead import Ahead, count_lookahead
-from pibroch.sim.counting_towers import ByTowers, count_towers
+from pibroch.sim.counting import StepCount
 from pibroch.sim.machine import Machine
 from pibroch.sim.program import Program
-from pibroch.sim.steps import SCHEDULES, Dense, run_steps, step_seconds
+from pibroch.sim.steps import Dense, run_steps, step_seconds
 
 STEPS_RUN = 14
 STEPS_BEFORE = 4
@@ -45,29 +42,11 @@ class Prediction:
         return sum(value for name, value in self.parts_s.items() if name.startswith("waiting"))
 
 
-def count(job: Job, exchange: str, how: Ahead | ByTowers | None, num_steps: int) -> list[StepCount]:
-    """Steps of an exchange.
-
-    Raises:
-        ConfigError: for an exchange that is not simulated.
-    """
-    if exchange == "alltoall":
-        return count_alltoall(job, num_steps)
-    if exchange == "lookahead" and isinstance(how, Ahead):
-        return count_lookahead(job, how, num_steps)
-    if exchange == "towers" and isinstance(how, ByTowers):
-        return count_towers(job, how, num_steps)
-    raise ConfigError(
-        f"a simulation of the exchange {exchange!r}", f"one of {', '.join(SCHEDULES)}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """Under which steps are made.
 
     Attributes:
-        exchange: of the rows.
         cluster: whose ranks make them.
         machine: what work takes there.
         dense: the model.
@@ -75,7 +54,6 @@ class Conditions:
         seed: of the jitter.
     """
 
-    exchange: str
     cluster: Cluster
     machine: Machine
     dense: Dense
@@ -86,7 +64,7 @@ class Conditions:
         """What all threads do in some steps that were counted."""
         jitter = self.machine.jitter if self.jitter is None else self.jitter
         program = Program(self.cluster, self.machine, jitter, self.seed)
-        run_steps(program, self.exchange, counts, self.dense, STEPS_RUN)
+        run_steps(program, counts, self.dense, STEPS_RUN)
         return program
 
 

@@ -60,9 +60,8 @@ def main() -> None:
     from pibroch.models import build_model
     from pibroch.observability.memory import rss_bytes
     from pibroch.planner import Plan
-    from pibroch.sim.counting import Job, count_alltoall
-    from pibroch.sim.counting_lookahead import Ahead, count_lookahead
-    from pibroch.sim.counting_towers import count_towers, ranks_as_hosts
+    from pibroch.sim.counting import Job, count
+    from pibroch.sim.measuring import EXCHANGES
     from pibroch.train import session  # noqa: F401  as a run does
 
     torch.set_num_threads(1)
@@ -75,11 +74,8 @@ def main() -> None:
         return JaggedBatch.from_one_hot(torch.zeros(SAMPLES, 1), names, ids, torch.zeros(SAMPLES))
 
     job = Job(group_tables(tables, RowWiseAdagrad(lr=0.1)), Plan.of(tables, 2), batch_of, seed=1)
-    count_alltoall(job, 2)
-    count_lookahead(job, Ahead(2), 2)
-    by_towers = ranks_as_hosts(job)
-    assert by_towers is not None, "there are tables for both"
-    count_towers(*by_towers, 2)
+    for exchange in EXCHANGES:
+        count(job.under(exchange), 2, 2)
     model = build_model("dlrm", 1, TABLES, dim=DIM)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     embedded = torch.zeros(SAMPLES, TABLES, DIM, requires_grad=True)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pibroch.sim.cluster import Cluster, Flow
-from pibroch.sim.lockstep import Operation
 from pibroch.sim.machine import Link, Machine
+from pibroch.sim.operation import Operation
 from pibroch.sim.timeline import ALONE, Floats, Tasks, Timeline
 
 TRAINING = "training"
 COMMUNICATION = "communication"
 PLANNER = "planner"
+IDS = "ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,10 @@ class Program:
         )
         for number, part in enumerate(operation.parts):
             cost = self.machine.cost(operation.name, number, part)
+            if cost is None:  # known by the time that it took here
+                cost = operation.seconds[number]
+            if operation.extra:
+                cost = cost + operation.extra[number]
             tasks = self.work(thread, operation.name, cost)
             if number < len(operation.sent):
                 flow = self.flow(operation.sent[number])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,13 @@ from torch import nn
 
 from pibroch.config import RunConfig
 from pibroch.data import EncodedDataset, JaggedBatch
-from pibroch.data.loader import batch_of
+from pibroch.data.loader import Loader, batch_of
 from pibroch.embedding import Table, TableGroup, features_of, group_tables
 from pibroch.errors import ConfigError
-from pibroch.exchange.base import options_of
+from pibroch.exchange.alltoall.build import AllToAll
+from pibroch.exchange.base import ExchangeOptions, options_of
 from pibroch.exchange.layout import lay_out, plan_for
-from pibroch.exchange.lookahead.build import LOOKAHEAD
+from pibroch.exchange.lookahead.build import Lookahead
 from pibroch.exchange.retrieve.build import under_retrieve
 from pibroch.exchange.towers.build import TowerLayout, Towers
 from pibroch.exchange.towers.modules import TowerOutputs
@@ -31,10 +33,8 @@ from pibroch.models.base import Model
 from pibroch.models.flops import training_flops
 from pibroch.planner import Plan
 from pibroch.sim.counting import Job
-from pibroch.sim.counting_lookahead import Ahead
-from pibroch.sim.counting_towers import ByTowers, PlacedModules, plan_of
 from pibroch.sim.machine import DenseCost, Machine
-from pibroch.sim.steps import SCHEDULES
+from pibroch.sim.towers import ByTowers, PlacedModules, plan_of
 from pibroch.train.optimizers import build_dense_optimizer, build_sparse_optimizer
 from pibroch.train.session import build_tables, groups_of_towers
 
@@ -80,13 +80,8 @@ class Workload:
         """From a configuration and its data.
 
         Raises:
-            ConfigError: for tables of raw ids, whose rows follow from the order of a run.
+            ConfigError: for tables that cannot be.
         """
-        raw = [name for name, rows in dataset.num_rows.items() if rows is None]
-        if raw:
-            raise ConfigError(
-                f"table {raw[0]!r} of raw ids", "tables whose rows are known before a run"
-            )
         tables = build_tables(config, dataset.num_rows, dataset.schema.readers)
         optimizer = build_sparse_optimizer(config.embedding.optimizer, config.train.average)
         return cls(config, dataset, tables, group_tables(tables, optimizer), seed)
@@ -101,31 +96,16 @@ class Workload:
             ConfigError: for one that is not simulated, or settings of it that are not.
         """
         section = self.config.embedding.exchange.for_ranks(num_ranks)
-        # one rank's rows are its own under any
-        is_alltoall = section.name in ("auto", "local", "retrieve")
-        name = "alltoall" if is_alltoall else section.name
-        if name not in SCHEDULES:
-            raise ConfigError(
-                f"a simulation of the exchange {name!r}",
-                f"one of {', '.join(SCHEDULES)}",
-                "pass --set embedding.exchange=NAME",
-            )
-        given = section.options({})
-        for option, usual in {"compress": False, "assign": "given"}.items():
-            if given.get(option, usual) != usual:
-                raise ConfigError(
-                    f"{option} = {given[option]!r}, which is not simulated",
-                    f"{option} = {usual!r}",
-                    f"pass --set embedding.exchange.{option}={usual}",
-                )
         if section.helpers():
             raise ConfigError(
                 "embedding servers or a central oracle, which are not simulated",
                 "ranks that hold and plan the rows",
                 "leave `servers` and `oracle` out",
             )
-        layout = self._layout(num_ranks, ranks_per_host)
-        return "alltoall" if name == "towers" and layout is None else name
+        if section.name == "towers" and self._layout(num_ranks, ranks_per_host) is None:
+            return "alltoall"
+        # one rank's rows are its own under any
+        return "alltoall" if section.name in ("local", "retrieve") else section.name
 
     def _layout(self, num_ranks: int, ranks_per_host: int) -> TowerLayout | None:
         """Who holds what under ``towers``; ``None`` under others, and where hosts are one group."""
@@ -168,8 +148,8 @@ class Workload:
             raise ConfigError(
                 f"{num_ranks:,} ranks for {rows:,} rows", "at least one row a rank", "lower --hosts"
             )
-        options = self.config.embedding.exchange.options({})
         layout = self._layout(num_ranks, ranks_per_host)
+        options = self.config.embedding.exchange.for_ranks(num_ranks).options({})
         if layout is not None:
             plan = plan_of(layout)
         else:
@@ -191,26 +171,40 @@ class Workload:
             for first in range(0, len(split), SAMPLES_AT_ONCE):
                 yield batch_of(split, np.arange(first, min(first + SAMPLES_AT_ONCE, len(split))))
 
+        def loader(rank: int) -> Loader:
+            size = batch_size * num_ranks
+            return Loader(split, size, shuffle=True, seed=draws, part=(rank, num_ranks))
+
+        exchange, named = self._exchange(num_ranks, options)
+        towers = self.towers(num_ranks, ranks_per_host)
         return Job(
             self.groups,
             plan,
             batch,
-            options.get("replicas", "gather"),
-            options.get("wire", "float32"),
+            exchange,
+            named,
+            None if towers is None else towers.modules,
             seed,
+            ranks_per_host,
+            loader if options.get("assign", "given") != "given" else None,
             every_batch,
         )
 
-    @property
-    def ahead(self) -> Ahead:
-        """How far a recipe of ``lookahead`` reads ahead."""
-        options = self.config.embedding.exchange.options({})
-        return Ahead(
-            options.get("lookahead") or LOOKAHEAD,
-            options.get("cache_rows"),
-            options.get("cache", "lrpp"),
-            options.get("delayed_sync", True),
-        )
+    def _exchange(
+        self, num_ranks: int, options: dict[str, Any]
+    ) -> tuple[ExchangeOptions | str, dict[str, Any]]:
+        """With its options, or by name with them."""
+        name = self.config.embedding.exchange.for_ranks(num_ranks).name
+        if name == "towers":
+            section = self.config.embedding.exchange
+            groups = groups_of_towers(self.config, section, features_of(self.tables))
+            return options_of(Towers, name, {**options, **groups}), {}
+        if name == "lookahead":
+            return options_of(Lookahead, name, options), {}
+        if name in ("local", "alltoall", "retrieve"):
+            known = {each.name for each in fields(AllToAll)} & options.keys()
+            return AllToAll(**{name: options[name] for name in known}), {}
+        return name, options
 
     def model(self) -> Model:
         """The dense model."""

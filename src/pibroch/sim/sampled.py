@@ -20,19 +20,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pibroch.collectives.ranks import Channel, Ranks
+from pibroch.embedding.shard import rows_made_by
 from pibroch.errors import ConfigError
 from pibroch.exchange.alltoall.row_lane import RowLane
+from pibroch.exchange.layout import lay_out
 from pibroch.exchange.lookahead.announcement import prepare
+from pibroch.exchange.lookahead.build import Lookahead, check_whole_rows, steps_of
+from pibroch.exchange.lookahead.exchange import SCHEDULE
 from pibroch.exchange.lookahead.oracle import Oracle, RowsOfRanks, StepPlan
 from pibroch.exchange.lookahead.oracle.kernels.window import MAX_RANKS
 from pibroch.exchange.rows import room_for
+from pibroch.exchange.wire import RowWire
 from pibroch.kernels.arrays import Ints, distinct
-from pibroch.sim.counting import Job, StepCount
-from pibroch.sim.counting_lookahead import READ_BEYOND, Ahead, lanes_of
+from pibroch.sim.counting import Job, StepCount, one_record
 from pibroch.sim.held import held_bytes
-from pibroch.sim.lockstep import virtual_wire
 from pibroch.sim.mirrored import OfOneRank, of_all
+from pibroch.sim.world import NoNetwork
 
+READ_BEYOND = 2
+"""Batches that are read beyond those that a plan needs, see ``LookaheadExchange.feed``."""
 STRATA = 5
 READS = 240_000
 """Of sampled rows by all ranks, in the steps of a window and a stratum; some more where few rows
@@ -74,7 +81,6 @@ class RowReads:
 
 def count_sampled_lookahead(
     job: Job,
-    ahead: Ahead,
     ranks_per_host: int,
     num_steps: int,
     seed: int = 0,
@@ -83,8 +89,7 @@ def count_sampled_lookahead(
     """Steps of ``lookahead`` of all ranks, by samples of their rows.
 
     Args:
-        job: what is trained.
-        ahead: and how; slots for all rows of the window.
+        job: what is trained, with slots for all rows of the window.
         ranks_per_host: of each host, which their messages do not leave.
         num_steps: that are counted, after as many as are looked ahead.
         seed: of the samples.
@@ -103,8 +108,8 @@ def count_sampled_lookahead(
             f"at most {MAX_RANKS}, as in a run",
             "lower --hosts, or pass --set embedding.exchange=alltoall",
         )
-    wire = virtual_wire(0, size, job.wire)
-    lanes = lanes_of(job, replace(ahead, cache_rows=0), 0, wire)
+    ahead = ahead_of(job)
+    lanes = lanes_of(job)
     reads = (rates or read_rates)(job, lanes)
     done = []
     slots = np.zeros((DRAWS, num_steps))
@@ -125,7 +130,9 @@ def count_sampled_lookahead(
             "raise --set embedding.exchange.cache_rows, or lower the lookahead",
         )
     steps = [
-        replace(of_all(of_draws, size, ranks_per_host), num_slots=np.full(size, round(used)))
+        replace(
+            of_all(of_draws, size, ranks_per_host, SCHEDULE), num_slots=np.full(size, round(used))
+        )
         for of_draws, used in zip(zip(*done, strict=True), in_use, strict=True)
     ]
     of_draw = np.array(
@@ -136,6 +143,23 @@ def count_sampled_lookahead(
     )
     error = float(of_draw.std(ddof=1) / np.sqrt(DRAWS) / max(1.0, of_draw.mean()))
     return steps, error
+
+
+def ahead_of(job: Job) -> Lookahead:
+    """How batches of a job are read ahead."""
+    assert isinstance(job.exchange, Lookahead), "rows that are read ahead"
+    return job.exchange
+
+
+def lanes_of(job: Job) -> list[RowLane]:
+    """Of rank 0, with rows that take no memory, and no slots."""
+    ranks = Ranks(0, job.num_ranks)
+    wire = RowWire(Channel(ranks, NoNetwork()), ahead_of(job).wire)
+    layouts = [(each, lay_out(each.space, job.plan, 0)) for each in job.groups]
+    for layout in (layout for _, of_group in layouts for layout in of_group):
+        check_whole_rows(layout)
+    with rows_made_by(one_record):
+        return [RowLane(own, group, None, wire) for group, of_group in layouts for own in of_group]
 
 
 def read_rates(job: Job, lanes: Sequence[RowLane]) -> list[RowReads]:
@@ -174,7 +198,7 @@ class _Sample:
         weight: float,
         bounds: Ints,
         rank: int,
-        ahead: Ahead,
+        ahead: Lookahead,
         rng: np.random.Generator,
     ) -> None:
         num_rows = len(reads.addresses)
@@ -190,7 +214,7 @@ class _Sample:
         self._rng = rng
         homes = np.searchsorted(reads.addresses, bounds)
         slots = SLOTS_PER_ROW * num_rows
-        self.oracle = Oracle(homes, rank, ahead.lookahead, slots, ahead.design, ahead.delayed)
+        self.oracle = Oracle(homes, rank, steps_of(ahead), slots, ahead.cache, ahead.delayed_sync)
 
     def read(self) -> None:
         """Draw one more step, and give it to the oracle."""
@@ -246,7 +270,7 @@ class _Draw:
     def __init__(
         self,
         job: Job,
-        ahead: Ahead,
+        ahead: Lookahead,
         lanes: Sequence[RowLane],
         reads: Sequence[RowReads],
         rng: np.random.Generator,
@@ -265,10 +289,10 @@ class _Draw:
     def open(self) -> None:
         """Begin, and take steps until as many rows come as go."""
         for sample in self._all():
-            for _ in range(self._ahead.lookahead + READ_BEYOND):
+            for _ in range(steps_of(self._ahead) + READ_BEYOND):
                 sample.read()
             sample.oracle.open()
-            for _ in range(self._ahead.lookahead + 1):
+            for _ in range(steps_of(self._ahead) + 1):
                 sample.plan()
                 sample.read()
 
@@ -296,9 +320,8 @@ class _Draw:
         )
         operations = self._operations(moved, batch.values.numel(), rows, message)
         size = self._job.num_ranks
-        num_known = self._ahead.lookahead + READ_BEYOND
+        num_known = steps_of(self._ahead) + READ_BEYOND
         another = self._job.batch_of(self._number, self._rank)
-        alone = held_bytes(batch)
         sums = [
             (count + sum(own[_MOVED.index(name)] for name in ("critical", "deferred")))
             * lane.shard.dim
@@ -306,9 +329,8 @@ class _Draw:
         ]
         room = held_bytes(room_for(self._job.groups, batch))
         held = {
-            # what batches share, once
-            "batches": alone + (num_known - 1) * (held_bytes(batch, another) - alone),
-            "announcements": num_known * (held_bytes(prepared) + 8 * size * sum(rows)),
+            "batches": _held_by_many(num_known, batch, another),
+            "announcements": _held_by_many(num_known, prepared, prepare(self._lanes, another)),
             "oracle": sum(
                 own[0].oracle.window_bytes(num_known * size * count)
                 for own, count in zip(self._samples, rows, strict=True)
@@ -321,7 +343,7 @@ class _Draw:
     def _operations(
         self, moved: Floats, ids: int, rows: Sequence[int], message: float
     ) -> list[OfOneRank]:
-        """In the order of :mod:`pibroch.sim.counting_lookahead`."""
+        """Those of :data:`pibroch.exchange.lookahead.exchange.SCHEDULE`."""
         size = self._job.num_ranks
         narrow = self._lanes[0].wire.dtype.itemsize
         width = float(np.mean([lane.layout.width for lane in self._lanes]))
@@ -361,6 +383,12 @@ class _Draw:
         ]
 
 
+def _held_by_many(number: int, one: object, another: object) -> int:
+    """Bytes of so many things like these two; what they share is there once."""
+    alone = held_bytes(one)
+    return alone + (number - 1) * (held_bytes(one, another) - alone)
+
+
 class _Message(NamedTuple):
     """As much as a rank sends to all others and gets of them.
 
@@ -382,11 +410,11 @@ def _in_turn(name: str, *messages: _Message) -> OfOneRank:
 
 
 def _samples(
-    reads: RowReads, lane: RowLane, rank: int, ahead: Ahead, rng: np.random.Generator
+    reads: RowReads, lane: RowLane, rank: int, ahead: Lookahead, rng: np.random.Generator
 ) -> Iterator[_Sample]:
     """Of each stratum as many rows, at equal distances, as are read often enough."""
     size = lane.world_size
-    of_step = READS / ahead.lookahead
+    of_step = READS / steps_of(ahead)
     for stratum in reads.strata():
         wanted = len(stratum) * of_step / max(1.0, size * -np.expm1(-reads.rates[stratum]).sum())
         count = min(len(stratum), max(LEAST_ROWS, int(np.ceil(wanted))))

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pibroch.exchange.alltoall import exchange as alltoall
-from pibroch.exchange.lookahead import exchange as lookahead
-from pibroch.exchange.schedule import FAR_AHEAD, Moment, Queue, Schedule
-from pibroch.exchange.towers import exchange as towers
+from pibroch.exchange import raw_ids
+from pibroch.exchange.schedule import FAR_AHEAD, Moment, Queue
 from pibroch.sim.cluster import Flow
-from pibroch.sim.counting import StepCount
-from pibroch.sim.counting_towers import ByTowers, PlacedModules
-from pibroch.sim.lockstep import Operation
+from pibroch.sim.counting import StepCount, looks_far
 from pibroch.sim.machine import DenseCost
-from pibroch.sim.program import COMMUNICATION, PLANNER, TRAINING, Program
+from pibroch.sim.operation import Operation
+from pibroch.sim.program import COMMUNICATION, IDS, PLANNER, TRAINING, Program
 from pibroch.sim.timeline import Tasks
+from pibroch.sim.towers import ByTowers, PlacedModules
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +76,16 @@ class Dense:
         return Flow.rings(modules.num_bytes, towers.places.groups, hosts)
 
 
-SCHEDULES = {
-    "alltoall": alltoall.SCHEDULE,
-    "lookahead": lookahead.SCHEDULE,
-    "towers": towers.SCHEDULE,
-}
-"""Of the exchanges that are simulated, those by which they run."""
-
-
-def run_steps(
-    program: Program, exchange: str, counts: Sequence[StepCount], dense: Dense, num_steps: int
-) -> None:
-    """Let all threads of a program take steps by the schedule of an exchange.
+def run_steps(program: Program, counts: Sequence[StepCount], dense: Dense, num_steps: int) -> None:
+    """Let all threads of a program take steps by the schedule of their exchange.
 
     Args:
         program: is given the tasks.
-        exchange: whose schedule it is.
         counts: what the tasks of each step do; of more steps again from the first one.
         dense: the model between lookup and gradients.
         num_steps: how many.
     """
-    modules = dense.modules
-    schedule = SCHEDULES[exchange]
-    if exchange == "towers" and modules:
-        schedule = towers.WITH_MODULES
-    steps = _Steps(program, schedule, dense)
+    steps = _Steps(program, counts[0], dense)
     steps.begin(counts[0])
     for number in range(num_steps):
         steps.step(counts[number % len(counts)], counts[(number + 1) % len(counts)])
@@ -110,15 +94,11 @@ def run_steps(
 class _Steps:
     """Steps one after the other; ids of the next one, or of one far ahead, go out meanwhile."""
 
-    def __init__(self, program: Program, schedule: Schedule, dense: Dense) -> None:
+    def __init__(self, program: Program, count: StepCount, dense: Dense) -> None:
         self._program = program
-        self._schedule = schedule
+        self._schedules = raw_ids.SCHEDULE, count.schedule
         self._dense = dense
-        self._looks_far = any(
-            not isinstance(each, str) and each[1] == FAR_AHEAD
-            for task in schedule.tasks
-            for each in task.after
-        )
+        self._looks_far = looks_far(count.schedule)
         self._done: dict[str, Tasks] = {}
 
     def begin(self, count: StepCount) -> None:
@@ -170,7 +150,7 @@ class _Steps:
     ) -> None:
         """The tasks of a moment, each behind what it waits for and what submits it."""
         program = self._program
-        for task in self._schedule.at(moment):
+        for task in chain.from_iterable(each.at(moment) for each in self._schedules):
             if task.on not in queues or not count.has(task.name):
                 continue
             names = [each if isinstance(each, str) else each[0] for each in task.after]
@@ -220,6 +200,7 @@ THREADS = {
     Queue.PLANNER: PLANNER,
     Queue.ORACLE: PLANNER,
     Queue.NETWORK: COMMUNICATION,
+    Queue.IDS: IDS,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import numpy as np
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import lay_out
+from pibroch.observability.memory import free_memory
 from pibroch.sim.chakra import write_traces
 from pibroch.sim.cluster import Cluster, bytes_per_second
-from pibroch.sim.counting import Job, StepCount
+from pibroch.sim.counting import Job, StepCount, count
 from pibroch.sim.economy import Economy, saved_by
 from pibroch.sim.machine import Machine
 from pibroch.sim.mirrored import EXACT_RANKS, count_few
-from pibroch.sim.prediction import Conditions, Prediction, count, predict
+from pibroch.sim.prediction import Conditions, Prediction, predict
 from pibroch.sim.recipe import ModelBytes, Workload
 from pibroch.sim.sampled import count_sampled_lookahead
 from pibroch.sim.sensitivity import sensitivity
@@ -163,7 +164,6 @@ def answer(
     per_host = question.ranks_per_host
     exchange = workload.exchange(size, per_host)
     job = workload.job(size, question.samples, ranks_per_host=per_host)
-    ahead = workload.ahead if exchange == "lookahead" else None
     towers = workload.towers(size, per_host)
     notes = []
     error = 0.0
@@ -172,26 +172,34 @@ def answer(
         notes.append(
             f"{size:,} ranks: a few are looked at, so bytes have a standard error of {error:.1%}"
         )
-    elif ahead is not None and size > EXACT_RANKS:
-        counts, error = count_sampled_lookahead(job, ahead, per_host, COUNTED_STEPS, question.seed)
+    elif exchange == "lookahead" and size > EXACT_RANKS:
+        counts, error = count_sampled_lookahead(job, per_host, COUNTED_STEPS, question.seed)
         notes.append(
             f"{size:,} ranks: one is looked at, by a sample of rows, so bytes have a standard error"
             f" of {error:.1%}"
         )
     else:
-        if size > MOST_RANKS[exchange]:
+        most = MOST_RANKS.get(exchange, EXACT_RANKS)
+        if size > most:
             raise ConfigError(
                 f"{size:,} ranks under {exchange}",
-                f"at most {MOST_RANKS[exchange]}, which are counted one by one, or alltoall",
+                f"at most {most}, which are counted one by one, or alltoall",
                 "lower --hosts, or pass --set embedding.exchange=alltoall",
             )
         num_steps = COUNTED_STEPS if size <= EXACT_RANKS else STEPS_OF_MANY
-        counts = count(job, exchange, ahead or towers, num_steps)
+        counts = count(job, num_steps)
+        unknown = {each.name for step in counts for each in step.operations}
+        unknown -= {name for name in unknown if question.machine.knows(name)}
+        if unknown or is_compressed(job):
+            counts = count(with_rows(job), num_steps)
+        if unknown:
+            notes.append(
+                f"{', '.join(sorted(unknown))}: {question.machine.name} does not know what they"
+                " take, so they were timed here"
+            )
     cost, note = workload.dense_cost(question.machine, question.utilisation)
     dense = Dense(cost, question.samples, towers)
-    conditions = Conditions(
-        exchange, cluster, question.machine, dense, question.jitter, question.seed
-    )
+    conditions = Conditions(cluster, question.machine, dense, question.jitter, question.seed)
     prediction = predict(counts, conditions)
     helped = sensitivity(counts, conditions)
     if traces is not None:
@@ -207,6 +215,32 @@ def answer(
     return Answer(
         num_hosts, size, exchange, prediction, helped, goodput, price, memory, error, notes
     )
+
+
+def with_rows(job: Job) -> Job:
+    """The same job with numbers in its rows, where bytes or times follow from these.
+
+    Raises:
+        ConfigError: for more rows than half of the free memory here has room for.
+    """
+    num_bytes = sum(
+        4 * each.optimizer.record_width(layout.width, layout.dtype) * int(layout.bounds[-1])
+        for each in job.groups
+        for layout in lay_out(each.space, job.plan, 0)
+    )
+    if num_bytes > free_memory() / 2:
+        raise ConfigError(
+            f"{num_bytes / 1e9:,.1f} GB of rows where {free_memory() / 1e9:,.1f} GB are free:"
+            " what they hold, or what is done with them, decides about bytes and times",
+            "rows that fit, an exchange that the calibration knows, and messages as they are",
+            "leave compress out, or simulate a part of the tables",
+        )
+    return replace(job, seed=0)
+
+
+def is_compressed(job: Job) -> bool:
+    """Whether messages are smaller for what is in them."""
+    return bool(job.options.get("compress", getattr(job.exchange, "compress", False)))
 
 
 def memory_of(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from dataclasses import replace
+from itertools import count as from_zero
+from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from pibroch.exchange import Embeddings
 from pibroch.exchange.alltoall.build import AllToAll
 from pibroch.models.base import Model
 from pibroch.sim.cluster import Cluster
-from pibroch.sim.counting import Job, StepCount, count_alltoall
+from pibroch.sim.counting import Job, StepCount, count
 from pibroch.sim.machine import Machine
 from pibroch.sim.measuring import Party, Sample
 from pibroch.sim.prediction import Conditions, predict
@@ -81,7 +83,7 @@ def measure_steps(
         job = None if sample.job is None else sample.job(sample.batch_sizes[0])
         if job is not None and job.num_ranks == party.ranks.world_size:
             steps = steps_of(job, sample.model(), party.ranks)
-            running.append((sample, count_alltoall(job, COUNTED), steps, list[WholeStep]()))
+            running.append((sample, count(job, COUNTED), steps, list[WholeStep]()))
     while True:
         answer = []
         for sample, counts, steps, kept in running:
@@ -99,11 +101,11 @@ def steps_of(job: Job, model: Model, ranks: Ranks) -> Iterator[WholeStep]:
     optimizers = {
         table.name: group.optimizer for group in job.groups for table in group.space.tables
     }
-    exchange = AllToAll(placement=job.plan, wire=job.wire, replicas=job.replicas)
-    embeddings = Embeddings(tables, optimizers, exchange, job.seed)
+    assert isinstance(job.exchange, AllToAll), "which calibrates"
+    embeddings = Embeddings(tables, optimizers, replace(job.exchange, placement=job.plan), job.seed)
     model = data_parallel(model, ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batches = (job.batch_of(step, ranks.rank) for step in count())
+    batches = (job.batch_of(step, ranks.rank) for step in from_zero())
     last = time.perf_counter(), time.thread_time()
     for batch in embeddings.feed(batches):
         optimizer.zero_grad()
@@ -149,7 +151,7 @@ def step_s_of(
     link = (machine.network.bytes_per_second or 1e9) / machine.network.wire_share
     local = machine.memory.bytes_per_second or 1e9
     cluster = Cluster(size, 1, link, local, float(machine.cores), size, burst)
-    return predict(counts, Conditions("alltoall", cluster, machine, dense)).step_s
+    return predict(counts, Conditions(cluster, machine, dense)).step_s
 
 
 def slowdown_of(machine: Machine, counts: Sequence[StepCount], dense: Dense, cpu_s: float) -> float:
@@ -164,8 +166,8 @@ def slowdown_of(machine: Machine, counts: Sequence[StepCount], dense: Dense, cpu
     parts = (dense.seconds(name) for name in ("begin", "forward", "backward", "rest"))
     alone = sum(parts) + dense.cost.optimizer
     for name in ("read", "pool", "combine"):
-        costs = [machine.cost(name, 0, count[name].parts[0]).mean() for count in counts]
-        alone += float(np.mean(costs))
+        costs = [machine.cost(name, 0, each[name].parts[0]) for each in counts]
+        alone += float(np.mean([each.mean() for each in costs if each is not None]))
     return cpu_s / alone
 
 

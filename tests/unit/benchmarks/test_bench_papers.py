@@ -12,8 +12,7 @@ from pibroch.models.flops import training_flops
 from pibroch.planner import Plan
 from pibroch.planner.profile import AccessProfile, TableCounts
 from pibroch.sim.counting import Job
-from pibroch.sim.counting_lookahead import Ahead, lanes_of
-from pibroch.sim.lockstep import virtual_wire
+from pibroch.sim.sampled import lanes_of
 
 
 def test_a_difference_is_that_of_the_ratio():
@@ -57,8 +56,9 @@ def test_rates_of_a_log_are_at_the_rows_addresses():
     }
     log = bagpipe.Log(AccessProfile(tables, 1000, 1, 1000, "log"))
     plan = Plan.of(log.tables, 3, "row_wise")
-    job = Job(group_tables(log.tables, pb.Adagrad(lr=0.1)), plan, log.batch_of)
-    lanes = lanes_of(job, Ahead(2, 0), 0, virtual_wire(0, 3))
+    ahead = pb.Lookahead(lookahead=2)
+    job = Job(group_tables(log.tables, pb.Adagrad(lr=0.1)), plan, log.batch_of, ahead)
+    lanes = lanes_of(job)
     (reads,) = log.rates(job, lanes)
     shares = -np.expm1(-reads.rates / bagpipe.SAMPLES)
     assert shares.sum() * 1000 == pytest.approx(sum(own.accesses.sum() for own in tables.values()))

@@ -67,12 +67,14 @@ def outcomes(kind, folder, first, stop):
     """
     command = [sys.executable, SCRIPT, kind, folder, str(first), str(stop)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        ready = select.poll()  # takes descriptors of any number
+        ready.register(child.stdout, select.POLLIN | select.POLLHUP)
         received = b""
         number = first
         limit_s = START_S
         deadline = time.monotonic() + limit_s
         while number < stop:
-            is_there = select.select([child.stdout], [], [], max(0, deadline - time.monotonic()))[0]
+            is_there = ready.poll(1000 * max(0, deadline - time.monotonic()))
             chunk = os.read(child.stdout.fileno(), 1 << 16) if is_there else b""
             if not chunk:
                 child.kill()

@@ -15,12 +15,10 @@ from pibroch.planner import Plan
 from pibroch.sim import sampled
 from pibroch.sim.calibrate import _fitted, _mean_link
 from pibroch.sim.cluster import Cluster, Flow
-from pibroch.sim.counting import count_alltoall
-from pibroch.sim.counting_lookahead import Ahead, count_lookahead
-from pibroch.sim.counting_towers import count_towers
-from pibroch.sim.lockstep import FEATURES
+from pibroch.sim.counting import count
 from pibroch.sim.machine import Link, Machine, PartCost
 from pibroch.sim.mirrored import count_few
+from pibroch.sim.operation import FEATURES
 from pibroch.sim.prediction import Conditions, predict
 from pibroch.sim.provenance import notes_on
 from pibroch.sim.recipe import Workload
@@ -119,12 +117,13 @@ def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
             ],
             "leave --death-every out",
         ),
-        (["--set", "embedding.exchange.compress=true"], "not simulated"),
+        (
+            ["--set", "embedding.exchange={name='lookahead', servers=2}"],
+            "servers or a central oracle, which are not simulated",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(simulate, words, message):
-    if "compress" in words[-1]:
-        words = ["--set", "embedding.exchange=alltoall", *words]
     code, _, notes = simulate(*words)
     assert code == 2, notes
     assert message in " ".join(notes.split())
@@ -188,10 +187,10 @@ def test_a_machine_whose_steps_take_longer_than_their_parts(tmp_path, data):
     # and what takes so much longer is found again
     config = load_recipe("synthetic_small", settings)
     workload = Workload.of(config, EncodedDataset.open(data))
-    counts = count_alltoall(workload.job(2, 64), 3)
+    counts = count(workload.job(2, 64), 3)
     dense = Dense(machine.dense[workload.model_key], 64)
     still = with_wait(machine.model_copy(update={"jitter": 0.0, "slowdown": 1.0}), 0.0)
-    ample = Conditions("alltoall", Cluster(2, 1, 1e9, 1e9, 64.0), still, dense)
+    ample = Conditions(Cluster(2, 1, 1e9, 1e9, 64.0), still, dense)
     parts = predict(counts, ample).parts_s
     alone = sum(value for name, value in parts.items() if not name.startswith("waiting"))
     assert slowdown_of(still, counts, dense, 1.3 * alone) == pytest.approx(1.3, rel=0.03)
@@ -229,7 +228,7 @@ def test_modules_of_towers_send_what_they_give_and_sum_among_those_who_have_them
     assert modules.widths == [8 * (9 + 1), 8 * (9 + 8 + 2)]
     np.testing.assert_allclose(modules.work, [9 / 26, 17 / 26])
     np.testing.assert_allclose(towers.work, [18 / 26] * 2 + [34 / 26] * 2)
-    (step,) = count_towers(job, towers, 1)
+    (step,) = count(job, 1)
     to_first, to_last = 4 * 64 * np.array(modules.widths)
     sent = [[0, 0, to_first, 0], [0, 0, 0, to_first], [to_last, 0, 0, 0], [0, to_last, 0, 0]]
     assert step["embeddings"].sent[0].tolist() == sent
@@ -257,7 +256,7 @@ def test_modules_of_towers_save_time_where_links_are_slow(simulate):
 def test_a_few_ranks_stand_for_all(data):
     config = load_recipe("synthetic_small", ["embedding.exchange=alltoall"])
     job = Workload.of(config, EncodedDataset.open(data)).job(12, 64)
-    all_ranks = sum(each.sent.sum() for each in count_alltoall(job, 2)) / 2
+    all_ranks = sum(each.sent.sum() for each in count(job, 2)) / 2
     few, error = count_few(job, 3, 2)
     counted = sum(
         (sent.out_link + sent.out_local).sum()
@@ -276,12 +275,12 @@ def test_a_sample_of_rows_stands_for_all(data, monkeypatch, reads, tolerance):
     """Bytes and rows of each operation, beside all ranks with all rows."""
     monkeypatch.setattr(sampled, "READS", reads)
     monkeypatch.setattr(sampled, "LEAST_ROWS", 24)
-    config = load_recipe("synthetic_small_lookahead", [])
+    config = load_recipe("synthetic_small_lookahead", ["embedding.exchange.lookahead=6"])
     job = Workload.of(config, EncodedDataset.open(data)).job(12, 64)
-    ahead = Ahead(6)
-    exact = count_lookahead(job, ahead, 8)
-    few, error = count_sampled_lookahead(job, ahead, 3, 8)
-    assert [each.name for each in exact[0].operations] == [each.name for each in few[0].operations]
+    exact = count(job, 8)
+    few, error = count_sampled_lookahead(job, 3, 8)
+    names = [{each.name for each in steps[0].operations} for steps in (exact, few)]
+    assert names[0] == names[1]
 
     def mean(steps, name):
         """Features of all parts together, and bytes sent, of the mean rank."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from pibroch.embedding import TableGroup
-from pibroch.embedding.shard import MakeRoom
 from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.copies import WAYS
@@ -19,7 +18,6 @@ from pibroch.exchange.assigned import rows_of
 from pibroch.exchange.base import ExchangeOptions, Setup, options_of
 from pibroch.exchange.layout import lay_out, plan_for
 from pibroch.exchange.wire import RowWire
-from pibroch.kernels.memory import empty_rows
 from pibroch.planner import Plan
 
 
@@ -109,7 +107,6 @@ def groups_under(
     seed: int | None,
     wire: RowWire,
     replicas: str = "gather",
-    make_room: MakeRoom = empty_rows,
 ) -> list[GroupLanes]:
     """The lanes of a rank for all groups of tables, where a plan places the rows.
 
@@ -119,12 +116,11 @@ def groups_under(
         seed: of the rows; ``None`` to leave them to who writes them.
         wire: of all lanes; its channel says which rank this is.
         replicas: see :class:`AllToAll`.
-        make_room: for the rows.
     """
     groups = []
     for each in tables:
         lanes = [
-            lane_type(layout)(layout, each, seed, wire, make_room=make_room)
+            lane_type(layout)(layout, each, seed, wire)
             for layout in lay_out(each.space, plan, wire.channel.ranks.rank)
         ]
         for lane in lanes:

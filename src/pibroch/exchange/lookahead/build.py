@@ -102,10 +102,10 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
         {name: getattr(chosen, name) for name in ("lookahead", "cache", "delayed_sync", "oracle")},
     )
     # in other designs rows are updated at home
-    horizon = _steps(chosen) if chosen.cache == "lrpp" else 0
+    horizon = steps_of(chosen) if chosen.cache == "lrpp" else 0
     assigned_by = rows_of(setup, chosen.assign, plan, horizon)
     held = _Held(setup, chosen, [layout for (layout,) in layouts], wire)
-    thread = TaskThread("pibroch-planner")
+    thread = ranks.thread("planner")
     planner = _planner(chosen, held, thread)
     planned = PlannedLanes(held.lanes, held.shards, held.carriers, planner)
     moves = not chosen.servers and chosen.oracle is None
@@ -120,7 +120,7 @@ def build(setup: Setup, **options: object) -> LookaheadExchange:
     unplanned = AllToAllExchange(held.groups(setup), wire, groups_under if moves else None)
     announcer = Announcer(channel, planner.announces_rows, held.purposes)
     exchange = LookaheadExchange(
-        unplanned, planned, announcer, thread, _steps(chosen), planned_now if moves else None
+        unplanned, planned, announcer, thread, steps_of(chosen), planned_now if moves else None
     )
     exchange.rows_of = assigned_by
     return exchange
@@ -185,7 +185,8 @@ def spare_rows(
     return [min(int(layout.bounds[-1]), each) for layout, each in zip(layouts, least, strict=True)]
 
 
-def _steps(chosen: Lookahead) -> int:
+def steps_of(chosen: Lookahead) -> int:
+    """Batches that are read ahead at most."""
     return LOOKAHEAD if chosen.lookahead is None else chosen.lookahead
 
 
@@ -259,7 +260,7 @@ class _Held:
             RemoteShard(lane.servers, number, pieces, lane.optimizer) for number, pieces in held
         ]
         self._add(
-            lane, shards, ServerHomes(lane.servers, lane.channel, early_steps(_steps(chosen)))
+            lane, shards, ServerHomes(lane.servers, lane.channel, early_steps(steps_of(chosen)))
         )
 
 
@@ -275,7 +276,7 @@ def _planner(chosen: Lookahead, held: _Held, thread: TaskThread) -> Planner:
             thread,
             JointOracle(
                 [
-                    Oracle(homes, ranks.rank, _steps(chosen), room, *how, ranks.world_size)
+                    Oracle(homes, ranks.rank, steps_of(chosen), room, *how, ranks.world_size)
                     for homes, room in lanes
                 ]
             ),
@@ -283,7 +284,7 @@ def _planner(chosen: Lookahead, held: _Held, thread: TaskThread) -> Planner:
     from pibroch.exchange.lookahead.remote_planner import RemotePlanner
 
     homes_of_lanes = [np.asarray(homes).tolist() for homes in bounds]
-    settings = [homes_of_lanes, held.spare, ranks.world_size, _steps(chosen), *how]
+    settings = [homes_of_lanes, held.spare, ranks.world_size, steps_of(chosen), *how]
     count = partial(_count_plans, held.purposes, ranks)
     return RemotePlanner(thread, chosen.oracle, channel, settings, count)
 

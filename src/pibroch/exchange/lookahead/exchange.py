@@ -35,7 +35,7 @@ from pibroch.exchange.lookahead.carrier import Carrier, arrivals
 from pibroch.exchange.lookahead.oracle import StepPlan
 from pibroch.exchange.lookahead.oracle.kernels.window import Transfer
 from pibroch.exchange.lookahead.planners import Planner
-from pibroch.exchange.lookahead.window import FeedWindow, Reach
+from pibroch.exchange.lookahead.window import AHEAD_AT_FIRST, FeedWindow, Reach
 from pibroch.exchange.messages import Joined, alone, carried, joined, together
 from pibroch.exchange.prefetching import FedStep
 from pibroch.exchange.rows import pool
@@ -168,6 +168,9 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         lookahead: batches that are read ahead.
         planned_now: what stands on where ``unplanned`` has its rows now; ``None`` where they do not
             move.
+
+    Attributes:
+        reads_at_first: batches that a feed reads before its first step, see :class:`Reach`.
     """
 
     takes_raw_ids = True
@@ -185,6 +188,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         self.wire = unplanned.wire
         self.announcer = announcer
         self.reads_ahead = unplanned.reads_ahead
+        self.reads_at_first = AHEAD_AT_FIRST
         self._planned_now = planned_now
         self._has_moved = False
         self._last_feed = 0
@@ -199,6 +203,16 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         self._runner: Runner[LookaheadExchange, Step] = Runner(SCHEDULE, threads, RUNS)
         self._window: FeedWindow[Step] = FeedWindow(lookahead)
         self._done = Report(lookahead=lookahead)
+
+    @property
+    def schedule(self) -> Schedule:
+        """See :class:`Exchange`."""
+        return SCHEDULE
+
+    @property
+    def lookahead(self) -> int:
+        """Batches that are read ahead at most."""
+        return self._window.lookahead
 
     def _use(self, planned: PlannedLanes) -> None:
         """Plan over these from now on."""
@@ -217,7 +231,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
             return
         self._leave_plan()
         feed = self._begin_feed()
-        reach = Reach(self._window.lookahead)
+        reach = Reach(self._window.lookahead, self.reads_at_first)
         ahead = deque[Step]()
         announcing = deque[Step]()
         for batch, is_real in and_then_fillers(batches, self._unplanned.features):
@@ -354,8 +368,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
     def carry(self, purpose: str, transfers: Sequence[Transfer]) -> Joined[list[None]]:
         """Send and receive the rows of all lanes."""
         lanes = zip(self.carriers, transfers, strict=True)
-        with span(f"carry {purpose}"):
-            return (yield from joined([carrier.carry({purpose: own}) for carrier, own in lanes]))
+        return joined([carrier.carry({purpose: own}) for carrier, own in lanes])
 
     def report(self) -> Report:
         """See :class:`Exchange`."""
@@ -513,8 +526,7 @@ def _prepare(_: LookaheadExchange, step: Step) -> Prepared:
 
 
 def _announce(exchange: LookaheadExchange, step: Step, here: Prepared) -> Joined[Announcement]:
-    with span("announce"):
-        return (yield from alone(exchange.announcer.announce(here, step.is_real)))
+    return alone(exchange.announcer.announce(here, step.is_real))
 
 
 def _plan(exchange: LookaheadExchange, step: Step, _: None) -> Future[list[StepPlan]]:
@@ -524,27 +536,24 @@ def _plan(exchange: LookaheadExchange, step: Step, _: None) -> Future[list[StepP
 def _pool(exchange: LookaheadExchange, step: Step) -> list[Tensor]:
     places: list[Ints] = step.tasks.pop(("deliver", -1)).result()
     lanes = list(zip(exchange.carriers, step.announced.here.lanes, places, strict=True))
-    with span("pool"):
-        if step.batch.fresh is not None:
-            for carrier, here, rows in lanes:
-                if here.fresh is not None:
-                    carrier.show(here.fresh, here.grouped.rows, rows)
-        room = exchange.room_for(step.batch)
-        return [
-            pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
-            for carrier, here, rows in lanes
-        ]
+    if step.batch.fresh is not None:
+        for carrier, here, rows in lanes:
+            if here.fresh is not None:
+                carrier.show(here.fresh, here.grouped.rows, rows)
+    room = exchange.room_for(step.batch)
+    return [
+        pool(here.ids, *carrier.read(rows, here.row_of_position), carrier.shard.dim, room)
+        for carrier, here, rows in lanes
+    ]
 
 
 def _combine(exchange: LookaheadExchange, step: Step) -> None:
     announced = step.announced
     here = announced.here.lanes
     lanes = zip(exchange.carriers, here, step.gradient_rows, step.plans, strict=True)
-    with span("sum gradients"):
-        step.gradients = [
-            carrier.sums(own.grouped, rows, announced.share, plan)
-            for carrier, own, rows, plan in lanes
-        ]
+    step.gradients = [
+        carrier.sums(own.grouped, rows, announced.share, plan) for carrier, own, rows, plan in lanes
+    ]
     step.gradient_rows = ()
     rates = step.rates
     step.hyper = [None] * len(exchange.carriers)
@@ -567,19 +576,16 @@ def _update_local(exchange: LookaheadExchange, step: Step, _: None) -> None:
         carrier.apply(plan.local, gradients, hyper, step.update, "local", fresh)
 
 
-def _critical(exchange: LookaheadExchange, step: Step, _: None) -> Joined[None]:
+def _critical(exchange: LookaheadExchange, step: Step, _: None) -> Joined[list[None]]:
     """Send the gradients of rows that the next step reads, and update those owned here."""
     firsts = [len(own.grouped.rows) for own in step.announced.here.lanes]
     lanes = zip(_lanes_of(exchange, step), firsts, strict=True)
-    with span("critical gradients"):
-        yield from joined(
-            [
-                carrier.update(
-                    plan.critical, gradients, first, hyper, step.update, "critical", fresh
-                )
-                for (carrier, plan, gradients, hyper, fresh), first in lanes
-            ]
-        )
+    return joined(
+        [
+            carrier.update(plan.critical, gradients, first, hyper, step.update, "critical", fresh)
+            for (carrier, plan, gradients, hyper, fresh), first in lanes
+        ]
+    )
 
 
 def _deliver(exchange: LookaheadExchange, step: Step) -> Joined[list[Ints]]:
@@ -588,16 +594,15 @@ def _deliver(exchange: LookaheadExchange, step: Step) -> Joined[list[Ints]]:
     return [plan.places for plan in step.plans]
 
 
-def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step, _: None) -> Joined[None]:
+def _settle(is_tight: bool, exchange: LookaheadExchange, step: Step, _: None) -> Joined[list[None]]:
     """The rest of a step's plan: deferred updates, records that go home, rows read later."""
-    with span("settle"):
-        yield from joined(
-            [
-                carrier.settle(plan, gradients, hyper, step.update, fresh)
-                for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step)
-                if plan.is_tight == is_tight
-            ]
-        )
+    return joined(
+        [
+            carrier.settle(plan, gradients, hyper, step.update, fresh)
+            for carrier, plan, gradients, hyper, fresh in _lanes_of(exchange, step)
+            if plan.is_tight == is_tight
+        ]
+    )
 
 
 RUNS: dict[str, Run] = {

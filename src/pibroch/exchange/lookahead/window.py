@@ -207,6 +207,7 @@ class Reach:
 
     Args:
         most: batches to read ahead at most.
+        at_first: before the first step.
 
     Example:
         >>> reach = Reach(9)
@@ -220,9 +221,9 @@ class Reach:
         3
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, at_first: int = AHEAD_AT_FIRST) -> None:
         self._most = most
-        self.steps = min(AHEAD_AT_FIRST, most)
+        self.steps = min(at_first, most)
 
     def step_begins(self) -> None:
         """A batch was handed out."""

@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from pibroch.errors import PibrochError
 from pibroch.exchange.messages import carried
 from pibroch.exchange.schedule.schedule import Before, Moment, Queue, Schedule, Task
+from pibroch.observability.trace import span
+from pibroch.observability.watch import watched
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,9 @@ class Runner(Generic[E, S]):
             exchange expects its rows' memory back at once, and a bound method here would be a
             cycle.
 
+    Attributes:
+        schedule: as given.
+
     Raises:
         PibrochError: for tasks that nothing runs, and functions of no task.
     """
@@ -75,6 +80,7 @@ class Runner(Generic[E, S]):
             raise PibrochError(
                 f"functions for {', '.join(sorted(runs))}", f"for {', '.join(sorted(names))}"
             )
+        self.schedule = schedule
         self._threads = threads
         self._at = {
             moment: [(task, _as_submitted(task, runs[task.name])) for task in schedule.at(moment)]
@@ -130,12 +136,17 @@ def _as_submitted(task: Task, run: Run) -> Run:
 
     Those of the training thread wait themselves, where they count the time.
     """
-    if task.on is Queue.CALLER:
-        return run
+
+    def run_now(exchange: E, step: S) -> Any:
+        with span(task.name):
+            return watched(task.name, exchange, step, partial(run, exchange, step))
 
     def wait_and_run(exchange: E, step: S, inputs: Sequence[Future[Any] | None]) -> Any:
         results = [None if each is None else each.result() for each in inputs]
-        made = run(exchange, step, *results)
-        return carried(getattr(exchange, task.wire), made) if task.on is Queue.NETWORK else made
+        with span(task.name):
+            made = watched(task.name, exchange, step, partial(run, exchange, step, *results))
+            if task.on is Queue.NETWORK:
+                return carried(getattr(exchange, task.wire), made)
+            return made
 
-    return wait_and_run
+    return run_now if task.on is Queue.CALLER else wait_and_run

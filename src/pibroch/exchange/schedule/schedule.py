@@ -24,6 +24,8 @@ class Queue(Enum):
     ORACLE = "oracle"
     """Asked by the training thread; it may live in another process."""
     NETWORK = "communication thread"
+    IDS = "ids thread"
+    """Of raw ids alone."""
 
 
 class Moment(IntEnum):

@@ -10,6 +10,7 @@ Shape legend: P samples of all ranks that this one serves, S_g columns of its gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from pibroch.exchange.schedule import Moment, Queue, Run, Runner, Schedule, Task
 from pibroch.exchange.towers.peer_lookup import PeerBatch, PeerIds, PeerLookup
 from pibroch.exchange.towers.places import TowerPlaces
 from pibroch.exchange.wire import RowWire
+from pibroch.observability.watch import watched
 
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ class TowersExchange(PrefetchingExchange):
         Blocks. All ranks call it. See :meth:`PeerLookup.outputs_home`.
         """
         vectors = vectors.detach()
-        return self._on_wire(lambda: self.peer.outputs_home(peers, vectors, widths))
+        return self._on_wire("embeddings", partial(self.peer.outputs_home, peers, vectors, widths))
 
     def to_peers(
         self, gradients: Sequence[Tensor], peers: PeerBatch, widths: Sequence[int]
@@ -130,12 +132,15 @@ class TowersExchange(PrefetchingExchange):
         the mean loss.
         """
         of_outputs = [gradient.detach() for gradient in gradients]
-        return self._on_wire(lambda: self.peer.gradients_of_outputs(peers, of_outputs, widths))
+        back = partial(self.peer.gradients_of_outputs, peers, of_outputs, widths)
+        return self._on_wire("gradients", back)
 
-    def _on_wire(self, messages: Callable[[], Messages[T]]) -> T:
+    def _on_wire(self, name: str, messages: Callable[[], Messages[T]]) -> T:
+        def send() -> T:
+            return carried(self.wire, watched(name, self, None, lambda: alone(messages())))
+
         with self._ranks.waiting():
-            sent = self._communication.submit(lambda: carried(self.wire, alone(messages())))
-            return sent.result()
+            return self._communication.submit(send).result()
 
     def _is_real_on_some_rank(self, step: FedStep) -> bool:
         return _peers_of(step).is_real

@@ -17,6 +17,7 @@ from pibroch.exchange.lookahead.oracle.joint import JointOracle
 from pibroch.exchange.lookahead.oracle.requests import Answer, PlanQueue, PlanRequest
 from pibroch.kernels.arrays import RowIds
 from pibroch.observability.trace import span
+from pibroch.observability.watch import watched
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ class OracleThread:
 
     def _add(self, feed: int, rows: Sequence[Sequence[RowIds]]) -> None:
         with span("add"):
-            self._queue.add(feed, rows)
+            watched("add", self, None, partial(self._queue.add, feed, rows))
         self._answer_due()
 
     def _ask(self, number: int, request: PlanRequest) -> None:
