@@ -18,7 +18,7 @@ from pibroch.exchange.towers.modules import TowerOutputs
 from pibroch.exchange.towers.places import hosts_of
 from pibroch.models import build_model
 from pibroch.planner import Plan
-from pibroch.sim.counting import GRADIENT, Job
+from pibroch.sim.counting import Job, gradients_of
 from pibroch.sim.towers import PlacedModules
 
 BATCH_SIZE = 40
@@ -146,10 +146,10 @@ def sent_by_step(
         if model is not None:
             model(batch.dense, lambda batch=batch: embeddings(batch)).sum().backward()
         else:
-            given = embeddings(batch)
-            given = [given] if isinstance(given, torch.Tensor) else given.values()
             # as counted: what is in messages decides how far they are compressed
-            (GRADIENT * sum(each.sum() for each in given)).backward()
+            given = embeddings(batch)
+            given = [given] if isinstance(given, torch.Tensor) else [given.cat()]
+            torch.autograd.backward(given, gradients_of(given))
         channel.ranks.communication.flush()
         sent = _sent(channels)
         counts.append([sent[p] - before[p] for p in range(channel.ranks.world_size)])

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import isgenerator
+from itertools import chain, islice, pairwise, repeat
 from itertools import count as from_zero
-from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,9 +54,11 @@ T = TypeVar("T")
 BatchOf = Callable[[int, int], JaggedBatch]
 """Gives the part of a rank of the global batch of a step."""
 GRADIENT = 1e-3
-"""Of each embedding, so that updates do what they always do."""
+"""The size of gradients of embeddings."""
 ALL_SLOTS = 1 << 62
-STEPS_OF_RAW_IDS = 64
+STEPS_BEFORE_TIMES = 4
+"""In which kernels are loaded, and caches fill."""
+STEPS_OF_RAW_IDS = 128
 """After which most ids of a batch have been seen before, as in the midst of a run."""
 
 
@@ -134,7 +136,8 @@ class Job:
         if self.loader_of is None:
             read = (partial(self.batch_of, step, rank) for step in from_zero())
         else:
-            batches = iter(embeddings.assign(self.loader_of(rank)))
+            loader = embeddings.assign(self.loader_of(rank))
+            batches = chain.from_iterable(repeat(loader))  # epoch by epoch
             read = (partial(next, batches) for _ in from_zero())
         for each in read:
             yield watched("read", embeddings.exchange, None, each)
@@ -182,7 +185,8 @@ def count(job: Job, num_steps: int, warm_up: int | None = None) -> list[StepCoun
         job: what is trained.
         num_steps: that are counted.
         warm_up: steps before them. When absent as many as are looked ahead, after which as many
-            rows come as go, and :data:`STEPS_OF_RAW_IDS` where ids are learned.
+            rows come as go, :data:`STEPS_OF_RAW_IDS` where ids are learned, and
+            :data:`STEPS_BEFORE_TIMES` of an exchange whose methods are timed as a whole.
 
     Raises:
         ConfigError: for an exchange that cannot be.
@@ -346,6 +350,8 @@ class RankAccount:
         if isinstance(exchange, TowersExchange) and job.modules is not None:
             exchange.place_modules()
         usual = 0 if embeddings.raw_ids is None else STEPS_OF_RAW_IDS
+        if exchange.schedule is BLOCKING:  # known by its times
+            usual = max(usual, STEPS_BEFORE_TIMES)
         if isinstance(exchange, LookaheadExchange):
             exchange.reads_at_first = exchange.lookahead
             usual = max(usual, exchange.lookahead + 1)
@@ -363,7 +369,7 @@ class RankAccount:
             feed = _watched_feed(feed, embeddings)
         for number, batch in enumerate(islice(feed, self._counted.stop)):
             self._number = number
-            _take_step(embeddings, batch, job.modules)
+            _take_step(embeddings, batch, job.modules, job.has_numbers)
         del self._exchange, self._sizes  # and all that they hold
         self._begun.clear()
 
@@ -493,7 +499,9 @@ def _watched_feed(feed: Iterator[JaggedBatch], embeddings: Embeddings) -> Iterat
         yield watched("feed", embeddings.exchange, None, lambda: next(feed))
 
 
-def _take_step(embeddings: Embeddings, batch: JaggedBatch, modules: PlacedModules | None) -> None:
+def _take_step(
+    embeddings: Embeddings, batch: JaggedBatch, modules: PlacedModules | None, has_numbers: bool
+) -> None:
     """A lookup, gradients, and the update that they lead to."""
     exchange = embeddings.exchange
     is_blocking = exchange.schedule is BLOCKING
@@ -508,7 +516,7 @@ def _take_step(embeddings: Embeddings, batch: JaggedBatch, modules: PlacedModule
         peers = exchange.last
         assert peers is not None, "looked up"
         exchange.to_peers(exchange.to_home(outputs, peers, widths), peers, widths)
-    gradients = [torch.full_like(each, GRADIENT) for each in given]
+    gradients = gradients_of(given) if has_numbers else list(map(torch.zeros_like, given))
 
     def update() -> None:
         torch.autograd.backward(given, gradients)
@@ -517,6 +525,12 @@ def _take_step(embeddings: Embeddings, batch: JaggedBatch, modules: PlacedModule
         watched("update", exchange, None, update)
     else:
         update()
+
+
+def gradients_of(given: Sequence[Tensor]) -> list[Tensor]:
+    """Of some size and none alike, for embeddings: how far they are compressed depends on it."""
+    drawn = torch.Generator().manual_seed(0)
+    return [GRADIENT * torch.randn(each.shape, generator=drawn) for each in given]
 
 
 def _tensors(given: Tensor | EmbeddingOutput) -> list[Tensor]:
