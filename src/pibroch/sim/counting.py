@@ -46,7 +46,7 @@ from pibroch.observability.watch import watched, watching
 from pibroch.planner import Plan
 from pibroch.sim.cluster import Flow
 from pibroch.sim.operation import FEATURES, Operation, Work, bytes_to_each, of_all_ranks, tensor_of
-from pibroch.sim.task_sizes import TaskSizes
+from pibroch.sim.task_sizes import TaskSizes, is_known
 from pibroch.sim.towers import PlacedModules, plan_of
 from pibroch.sim.world import VirtualRanks, VirtualWorld
 
@@ -196,7 +196,7 @@ def count(job: Job, num_steps: int, warm_up: int | None = None) -> list[StepCoun
     world = VirtualWorld(job.num_ranks, job.ranks_per_host, dict(enumerate(accounts)))
     take_steps(job, world, num_steps, warm_up)
     return [
-        of_step([each.steps[number] for each in accounts], accounts[0].schedule)
+        of_step([each.steps[number] for each in accounts], accounts[0])
         for number in sorted(accounts[0].steps)
     ]
 
@@ -269,16 +269,16 @@ class RankStep:
     held: dict[str, int] = field(default_factory=lambda: {"messages": 0})
 
 
-def of_step(steps: Sequence[RankStep], schedule: Schedule) -> StepCount:
-    """One step, from those of all ranks."""
+def of_step(steps: Sequence[RankStep], account: RankAccount) -> StepCount:
+    """One step, from those of all ranks, of which one's account is given."""
     nothing = Work(len(steps))
     operations = [
-        of_all_ranks(name, [step.works.get(name, nothing) for step in steps])
+        of_all_ranks(name, [step.works.get(name, nothing) for step in steps], account.is_known)
         for name in steps[0].works
     ]
     slots = None if steps[0].num_slots is None else np.array([each.num_slots for each in steps])
     held = of_ranks([step.held for step in steps], operations)
-    return StepCount(schedule, operations, slots, held)
+    return StepCount(account.schedule, operations, slots, held)
 
 
 def of_ranks(
@@ -318,10 +318,12 @@ class RankAccount:
 
     Attributes:
         schedule: of its exchange.
+        is_known: whether that is one of pibroch's.
         steps: those that were counted, by number.
     """
 
     schedule: Schedule
+    is_known: bool
     _exchange: Exchange[Any]
     _wires: Mapping[str, str]
     _compresses: bool
@@ -357,6 +359,7 @@ class RankAccount:
             usual = max(usual, exchange.lookahead + 1)
         warm_up = usual if warm_up is None else warm_up
         self.schedule = exchange.schedule
+        self.is_known = is_known(exchange)
         self._looks_far = looks_far(exchange.schedule)
         self._exchange = exchange
         self._wires = {task.name: task.wire for task in exchange.schedule.tasks}

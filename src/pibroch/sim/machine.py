@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from pibroch.errors import ConfigError
-from pibroch.sim.operation import FEATURES
+from pibroch.sim.operation import FEATURES, Operation
 from pibroch.storage import new_file
 from pibroch.untrusted import Refusal, checked, parse_json
 
@@ -191,7 +191,7 @@ class Machine(_Part):
             file.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def cost(self, operation: str, part: int, features: Floats) -> Floats | None:
-        """Seconds of a part of an operation for each rank; ``None`` for one that is not known.
+        """Seconds of a part of an operation for each rank; ``None`` where the file has none.
 
         An accelerator takes what its memory takes for the bytes, read once and written once.
         """
@@ -202,9 +202,11 @@ class Machine(_Part):
         parts = self.operations.get(operation)
         return None if parts is None else parts[min(part, len(parts) - 1)].seconds(features)
 
-    def knows(self, operation: str) -> bool:
+    def knows(self, operation: Operation) -> bool:
         """Whether it says what an operation takes."""
-        return self.accelerator is not None or operation in self.operations
+        return self.accelerator is not None or (
+            operation.is_known and operation.name in self.operations
+        )
 
     @property
     def is_here(self) -> bool:

@@ -32,6 +32,7 @@ class Operation:
         seconds: float64 ``[W]`` each, that the parts took here; none where they were not timed.
         extra: likewise, that compressing messages and making them whole again took.
         groups: ranks that wait for each other alone; ``None`` where all wait for all.
+        is_known: whether it is one of pibroch's own, whose costs a machine's file may have.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Operation:
     seconds: list[NDArray[np.float64]] = field(default_factory=list)
     extra: list[NDArray[np.float64]] = field(default_factory=list)
     groups: Sequence[Sequence[int]] | None = None
+    is_known: bool = True
 
 
 class Part:
@@ -120,10 +122,10 @@ class Work:
         self.parts[-1].about[1:3] = size_of(tensors, width)
 
 
-def of_all_ranks(name: str, works: Sequence[Work]) -> Operation:
+def of_all_ranks(name: str, works: Sequence[Work], is_known: bool) -> Operation:
     """One operation from the work of all ranks; who sends fewer messages sends empty ones last."""
     groups = sorted({each.members for each in works if each.members is not None})
-    whole = Operation(name, groups=groups if len(groups) > 1 else None)
+    whole = Operation(name, groups=groups if len(groups) > 1 else None, is_known=is_known)
     num_parts = max(len(each.parts) for each in works)
     for number in range(num_parts):
         parts = [each.part(number) for each in works]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pibroch.errors import ConfigError
 from pibroch.sim.cluster import Cluster, Flow
 from pibroch.sim.machine import Link, Machine
 from pibroch.sim.operation import Operation
@@ -110,9 +111,15 @@ class Program:
             thread, operation.name, np.full(self.cluster.num_ranks, ALONE), 0.0, after
         )
         for number, part in enumerate(operation.parts):
-            cost = self.machine.cost(operation.name, number, part)
-            if cost is None:  # known by the time that it took here
-                cost = operation.seconds[number]
+            cost = operation.seconds[number] if operation.seconds else None
+            if self.machine.knows(operation):
+                cost = self.machine.cost(operation.name, number, part)
+            if cost is None:
+                raise ConfigError(
+                    f"calibration {self.machine.name!r}, which does not know {operation.name!r}",
+                    "one that was measured for this exchange",
+                    "make it again with `pibroch simulate calibrate`",
+                )
             if operation.extra:
                 cost = cost + operation.extra[number]
             tasks = self.work(thread, operation.name, cost)

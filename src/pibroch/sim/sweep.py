@@ -187,10 +187,16 @@ def answer(
                 "lower --hosts, or pass --set embedding.exchange=alltoall",
             )
         num_steps = COUNTED_STEPS if size <= EXACT_RANKS else STEPS_OF_MANY
+        if isinstance(job.exchange, str) or is_compressed(job):
+            job = with_rows(job)
         counts = count(job, num_steps)
-        unknown = {each.name for step in counts for each in step.operations}
-        unknown -= {name for name in unknown if question.machine.knows(name)}
-        if unknown or is_compressed(job):
+        unknown = {
+            each.name
+            for step in counts
+            for each in step.operations
+            if not question.machine.knows(each)
+        }
+        if unknown and not job.has_numbers:
             counts = count(with_rows(job), num_steps)
         if unknown:
             notes.append(

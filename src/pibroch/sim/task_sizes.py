@@ -50,22 +50,28 @@ class TaskSizes:
     def __init__(self, exchange: Exchange[Any], width: float) -> None:
         self._exchange = exchange
         self._width = width
+        self._is_known = is_known(exchange)
         self._touched: list[int] = []  # rows of each announced step, once for each rank
         self._rows = 0  # of the batch that was looked up last
         self._came: Any = None
 
     def begin(self, name: str, step: Any) -> None:
         """A task is about to be done: note what it is given, which it may drop."""
-        task = self._task(name)
+        task = self._task(name) if self._is_known else None
         if name in ("pool", "put") and task is not None and len(task.after) == 1:
             self._came = _result(step.tasks[task.after[0]])
 
     def end(self, name: str, step: Any, result: Any, parts: Sequence[Part]) -> None:
         """A task is done: write what its parts were about."""
-        first = parts[0].about
         if name == "read":
-            first[0] = result.values.numel()
-        elif name in OF_BATCH and step is not None:
+            parts[0].about[0] = result.values.numel()
+        elif self._is_known:
+            self._note(name, step, result, parts)
+
+    def _note(self, name: str, step: Any, result: Any, parts: Sequence[Part]) -> None:
+        """What the parts of a task of pibroch's own exchanges were about."""
+        first = parts[0].about
+        if name in OF_BATCH:
             first[0] = step.batch.values.numel()
         elif name in OF_SLOTS:
             ids = _result(step.tasks["peer ids"])
@@ -100,7 +106,7 @@ class TaskSizes:
         """Bytes of a task's result, and of its gradients, that stay until the end of its step."""
         if name in HELD_TWICE:
             return 2 * held_bytes(result)
-        if name == "combine" and result is None:
+        if name == "combine" and result is None and self._is_known:
             return held_bytes(step.gradients)
         # where modules run, what they are given back is what owners get
         is_kept = name in HELD_ONCE or (name == "take" and self._task("gradients") is None)
@@ -110,13 +116,18 @@ class TaskSizes:
         """Bytes that a rank holds beside rows and messages, by what they are."""
         return held_by_kind([self._exchange, step], KINDS, but=(Lane, Ranks, Channel))
 
-    def slots(self, plans: Any, rank: int) -> int:
+    def slots(self, plans: Any, rank: int) -> int | None:
         """In use after a step."""
-        return sum(int(plan.used[rank]) for plan in _result(plans))
+        return sum(int(plan.used[rank]) for plan in _result(plans)) if self._is_known else None
 
     def _task(self, name: str) -> Task | None:
         found = [task for task in self._exchange.schedule.tasks if task.name == name]
         return found[0] if found else None
+
+
+def is_known(exchange: Exchange[Any]) -> bool:
+    """Whether it is one of pibroch's; tasks of others may do other things by the same names."""
+    return type(exchange).__module__.startswith("pibroch.")
 
 
 def _result(thing: Any) -> Any:

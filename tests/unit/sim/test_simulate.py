@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +128,39 @@ def test_what_cannot_be_is_refused(simulate, words, message):
     code, _, notes = simulate(*words)
     assert code == 2, notes
     assert message in " ".join(notes.split())
+
+
+def test_an_exchange_of_ones_own_and_work_that_a_calibration_does_not_know(
+    simulate, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples"))
+    measured = Machine(
+        name="elsewhere",
+        cpu="Abacus",
+        cores=3,
+        flops_per_second=1e12,
+        # of pibroch's own tasks, which happen to have the name of one's own
+        operations={name: [PartCost(call=1.0)] for name in ("read", "update")},
+    )
+    measured.save(tmp_path / "m.json")
+    words = ("--json", "--calibration", tmp_path / "m.json")
+    own = ("--set", "embedding.exchange=own_exchange:SPEC")
+    code, output, notes = simulate(*words, *own)
+    assert code == 0, notes
+    (told,) = json.loads(output)
+    assert "feed, lookup, read, update: elsewhere does not know" in " ".join(notes.split())
+    assert told["parts_seconds"]["update"] < 0.5
+    # rank 0 has all rows: what one rank requests comes back as rows, and goes as gradients
+    assert told["sent_bytes_worst_rank"] > told["sent_bytes_per_rank"] > 1000
+
+
+@pytest.mark.parametrize("setting", ["compress=true", "assign=rows"])
+def test_messages_that_are_compressed_and_samples_that_are_assigned_send_less(simulate, setting):
+    exchange = ("--set", "embedding.exchange=alltoall", "--samples", 512, "--json")
+    (given,) = json.loads(simulate(*exchange)[1])
+    (less,) = json.loads(simulate(*exchange, "--set", f"embedding.exchange.{setting}")[1])
+    assert 0.6 * given["sent_bytes_per_rank"] < less["sent_bytes_per_rank"]
+    assert less["sent_bytes_per_rank"] < 0.99 * given["sent_bytes_per_rank"]
 
 
 def test_a_plan_that_retrieve_refuses_is_refused(simulate, data, tmp_path):
