@@ -104,12 +104,12 @@ BLOCKING = Schedule(
 class Exchange(ABC, Generic[Handle]):
     """A strategy behind :class:`pibroch.exchange.Embeddings`; all strategies give the same numbers.
 
-    ``Handle`` is what a lookup leaves for its update. ``docs/extending.md`` writes one.
+    ``Handle`` is what a lookup leaves for its update. ``docs/extending.md`` writes one. What only
+    some can do is a class of its own: :class:`MovesRows`, :class:`CachesRows`.
 
     Attributes:
         shards: the row records that this process holds, or has in its care on servers; tables of
             one width, or blocks of columns, share a shard.
-        caches: of this process, with records that are not at home.
         reads_ahead: whether batches that come through :meth:`feed` are looked up sooner than
             others.
         takes_raw_ids: whether rows may begin anew with a batch (:attr:`JaggedBatch.fresh`).
@@ -118,7 +118,6 @@ class Exchange(ABC, Generic[Handle]):
     """
 
     shards: Sequence[Shard]
-    caches: Sequence[KeepsItself] = ()
     reads_ahead: bool = False
     rows_of: RowsOf | None = None
     takes_raw_ids: ClassVar[bool] = False
@@ -179,34 +178,8 @@ class Exchange(ABC, Generic[Handle]):
         Whoever reads or writes records in between calls it first.
         """
 
-    def finish_updates(self) -> None:
-        """Wait until all updates are in the shards or in ``caches``; every rank calls it."""
-        self.flush()
-
-    def bring_home(self) -> None:
-        """Write to the shards what :meth:`KeptShard.restore` gave to ``caches``.
-
-        Every rank calls it.
-        """
-
     def forget(self) -> None:
         """Drop what was fetched ahead, on all ranks, after records were written from outside."""
-
-    def move_to(self, plan: Plan, rows_per_step: int) -> None:
-        """See :meth:`pibroch.Embeddings.move_rows`.
-
-        Raises:
-            ConfigError: where rows do not move.
-        """
-        raise ConfigError(
-            f"rows that are to move under {type(self).__name__}",
-            "the exchange alltoall, retrieve or lookahead",
-        )
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether rows are on their way to another plan's homes."""
-        return False
 
     def report(self) -> Report:
         """Counts of what was done so far; the training thread calls it."""
@@ -222,6 +195,44 @@ class Exchange(ABC, Generic[Handle]):
             trains: whether each is looked up once, in turn, and then updated.
         """
         yield from batches
+
+
+class MovesRows(ABC):
+    """What an exchange is, too, whose rows move to other homes while training goes on."""
+
+    @abstractmethod
+    def move_to(self, plan: Plan, rows_per_step: int) -> None:
+        """See :meth:`pibroch.Embeddings.move_rows`.
+
+        Raises:
+            ConfigError: for rows that cannot move, or are on their way already.
+        """
+
+    @property
+    @abstractmethod
+    def is_moving(self) -> bool:
+        """Whether rows are on their way to another plan's homes."""
+
+
+class CachesRows(ABC):
+    """What an exchange is, too, that has records where they are not at home.
+
+    Attributes:
+        caches: of this process, with these records.
+    """
+
+    caches: Sequence[KeepsItself]
+
+    @abstractmethod
+    def finish_updates(self) -> None:
+        """Wait until all updates are in the shards or in ``caches``; every rank calls it."""
+
+    @abstractmethod
+    def bring_home(self) -> None:
+        """Write to the shards what :meth:`KeptShard.restore` gave to ``caches``.
+
+        Every rank calls it.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pibroch.collectives import Channel, Ranks
 from pibroch.embedding import PieceView, Shard, SparseOptimizer, Table, TableGroup
 from pibroch.embedding.row_index import RowIndex
 from pibroch.errors import ConfigError
-from pibroch.exchange.base import Exchange
+from pibroch.exchange.base import Exchange, MovesRows
 from pibroch.exchange.fused_optimizer import FusedOptimizer
 from pibroch.exchange.raw_ids import RawIds
 from pibroch.planner import Plan
@@ -134,12 +134,17 @@ class TableStates(nn.Module):
                 "homes that stay, or samples that stay as they are given",
                 "leave `assign` out",
             )
+        if not isinstance(self.exchange, MovesRows):
+            raise ConfigError(
+                f"rows that are to move under {type(self.exchange).__name__}",
+                "the exchange alltoall, retrieve or lookahead",
+            )
         self.exchange.move_to(plan, rows_per_step)
 
     @property
     def is_moving(self) -> bool:
         """Whether rows are on their way to another plan's homes, see :meth:`move_rows`."""
-        return self.exchange.is_moving
+        return isinstance(self.exchange, MovesRows) and self.exchange.is_moving
 
     def full_state_dict(
         self,

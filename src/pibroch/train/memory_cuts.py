@@ -25,6 +25,7 @@ from safetensors.torch import load, save
 
 from pibroch.collectives.agreement import on_first, together
 from pibroch.embedding import Shard
+from pibroch.exchange.base import CachesRows
 from pibroch.forkserver import Link, link_to_server
 from pibroch.kernels.arrays import Bytes
 from pibroch.observability.memory import free_memory
@@ -205,7 +206,7 @@ class MemoryCuts:
         exchange = self._session.embeddings.exchange
         rank = self._control.ranks.rank
         shards = exchange.shards
-        caches = exchange.caches
+        caches = exchange.caches if isinstance(exchange, CachesRows) else ()
         if not all(self._control.gather(link is not None)):
             return None
         assert link is not None, "on all ranks"
@@ -270,8 +271,10 @@ class MemoryCuts:
             load_windows(state.dense.__getitem__, state.dense, self._session)
 
         together(self._control, load)
-        self._session.embeddings.exchange.bring_home()
-        self._session.embeddings.exchange.forget()
+        exchange = self._session.embeddings.exchange
+        if isinstance(exchange, CachesRows):
+            exchange.bring_home()
+        exchange.forget()
         if self._control.ranks.rank:
             self._state = None  # rank 0 alone writes it
         self._has_begun = False
@@ -330,7 +333,11 @@ class MemoryCuts:
         return is_due
 
     def _cut(self, kept: Sequence[KeptShard], progress: Progress, base_step: int | None) -> None:
-        self._session.embeddings.exchange.finish_updates()
+        exchange = self._session.embeddings.exchange
+        if isinstance(exchange, CachesRows):
+            exchange.finish_updates()
+        else:
+            exchange.flush()
         content = self._content(progress, base_step)
         has_moved = self._now() != self._shards
         fits = self._state is None or self._state.fits(content)

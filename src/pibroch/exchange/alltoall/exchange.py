@@ -16,7 +16,7 @@ from pibroch.exchange.agreement import check_same_options
 from pibroch.exchange.alltoall.group_lanes import GroupLanes, assemble, split
 from pibroch.exchange.alltoall.lane import Lane, Route
 from pibroch.exchange.alltoall.movement import RowMovement
-from pibroch.exchange.base import Rates, Report
+from pibroch.exchange.base import MovesRows, Rates, Report
 from pibroch.exchange.messages import Joined, joined
 from pibroch.exchange.prefetching import FedStep, PrefetchingExchange
 from pibroch.exchange.rows import room_for
@@ -35,7 +35,7 @@ SCHEDULE = Schedule(
 )
 
 
-class AllToAllExchange(PrefetchingExchange):
+class AllToAllExchange(PrefetchingExchange, MovesRows):
     """Every rank holds a shard, and takes part in every lookup, also without samples.
 
     Placement changes no bit of the results, but for column-wise tables under row-wise optimizers,

@@ -28,7 +28,7 @@ from pibroch.errors import ConfigError
 from pibroch.exchange.agreement import and_then_fillers
 from pibroch.exchange.alltoall.exchange import AllToAllExchange
 from pibroch.exchange.alltoall.row_lane import RowLane
-from pibroch.exchange.base import Exchange, Rates, Report
+from pibroch.exchange.base import CachesRows, Exchange, MovesRows, Rates, Report
 from pibroch.exchange.fresh_rows import FreshRecords
 from pibroch.exchange.lookahead.announcement import Announcement, Announcer, Prepared, prepare
 from pibroch.exchange.lookahead.carrier import Carrier, arrivals
@@ -155,7 +155,7 @@ class Step(ScheduledStep):
         return not all(plan.is_tight for plan in self.plans)
 
 
-class LookaheadExchange(Exchange[Step | FedStep]):
+class LookaheadExchange(Exchange[Step | FedStep], MovesRows, CachesRows):
     """Records move to the ranks that need them next.
 
     Updates cross before the next step only where another rank waits.
@@ -398,13 +398,13 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         self.finish_updates()
 
     def finish_updates(self) -> None:
-        """See :class:`Exchange`."""
+        """See :class:`CachesRows`."""
         for carrier in self.carriers:
             self._communication.submit(carrier.flush)
         self._communication.flush()
 
     def bring_home(self) -> None:
-        """See :class:`Exchange`."""
+        """See :class:`CachesRows`."""
         self._communication.submit(
             lambda: together(self.wire, [each.bring_home() for each in self.carriers])
         )
@@ -416,7 +416,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
         self._unplanned.forget()
 
     def move_to(self, plan: Plan, rows_per_step: int) -> None:
-        """See :class:`Exchange`; batches are looked up as they come until all rows have moved."""
+        """See :class:`MovesRows`; batches are looked up as they come until all rows have moved."""
         if self._planned_now is None:
             raise ConfigError(
                 "rows on embedding servers, or planned by a central oracle, that are to move",
@@ -428,7 +428,7 @@ class LookaheadExchange(Exchange[Step | FedStep]):
 
     @property
     def is_moving(self) -> bool:
-        """See :class:`Exchange`."""
+        """See :class:`MovesRows`."""
         return self._unplanned.is_moving
 
     def _plan_over_new_homes(self) -> None:
