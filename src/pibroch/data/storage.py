@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class ArrayFile:
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
             )
+        # one that is given up, as its data are refused, is closed with this object
+        self._end = weakref.finalize(self, os.close, self._descriptor)
 
     def write_at(self, position: int, values: Array) -> None:
         """Write items from item ``position`` on."""
@@ -59,7 +62,7 @@ class ArrayFile:
         with storage_errors(self.path):
             os.ftruncate(self._descriptor, num_items * self._dtype.itemsize)
             os.fsync(self._descriptor)
-            os.close(self._descriptor)
+            self._end()
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> int:

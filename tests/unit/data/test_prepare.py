@@ -222,6 +222,21 @@ def test_a_malformed_line_stops_by_default_and_is_counted_on_request(
     assert sum(report.samples.values()) == 2000
 
 
+def test_files_that_are_refused_leave_no_descriptor_open(tmp_path):
+    # hashed, so that samples are written while they are read
+    schema = Schema.from_toml(
+        'label = "y"\n[dense.n]\n[categorical.c]\nencoding = "hash"\nnum_buckets = 100\n'
+    )
+    path = tmp_path / "clicks.csv"
+    path.write_text("y,n,c\n" + "".join(f"0,{n},red\n" for n in range(50)) + "1,2,3,4\n")
+    source = TextSource(path, schema.separator, schema.quotes)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(DataError, match="1 malformed"):
+            prepare([source], schema, tmp_path / "dataset", PrepareOptions())
+    assert len(os.listdir("/dev/fd")) <= before + 1
+
+
 def test_a_file_of_another_format_fails_after_its_first_piece(prepare_criteo, tmp_path):
     path = tmp_path / "other"
     path.write_text("a,b,c\n" * 100_000)
