@@ -187,6 +187,8 @@ class Copy:
         environment = {
             **os.environ,
             "PYTHONPATH": path.rstrip(os.pathsep),
+            # it counts by a file's size and second: the next mutant may have both of the last one
+            "PYTHONDONTWRITEBYTECODE": "1",
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._source.parent / "hypothesis"),
         }
         if compiles:
