@@ -11,6 +11,7 @@ import numpy as np
 
 from pibroch.errors import ConfigError
 from pibroch.exchange.layout import lay_out
+from pibroch.exchange.raw_ids import learns
 from pibroch.observability.memory import free_memory
 from pibroch.sim.chakra import write_traces
 from pibroch.sim.cluster import Cluster, bytes_per_second
@@ -167,6 +168,8 @@ def answer(
     towers = workload.towers(size, per_host)
     notes = []
     error = 0.0
+    if size > EXACT_RANKS:
+        _check_alike(job)
     if exchange == "alltoall" and size > EXACT_RANKS:
         counts, error = count_few(job, per_host, STEPS_OF_MANY)
         notes.append(
@@ -198,6 +201,8 @@ def answer(
         }
         if unknown and not job.has_numbers:
             counts = count(with_rows(job), num_steps)
+        if is_compressed(job):
+            notes.append("the time that compression takes was measured here")
         if unknown:
             notes.append(
                 f"{', '.join(sorted(unknown))}: {question.machine.name} does not know what they"
@@ -221,6 +226,26 @@ def answer(
     return Answer(
         num_hosts, size, exchange, prediction, helped, goodput, price, memory, error, notes
     )
+
+
+def _check_alike(job: Job) -> None:
+    """Refuse what ranks must be counted one by one for, of which a few cannot stand for all.
+
+    Raises:
+        ConfigError: for compressed messages, assigned samples and raw ids.
+    """
+    unlike = {
+        "compressed messages": is_compressed(job),
+        "samples that are assigned by rows": job.loader_of is not None,
+        "tables of raw ids": learns(job.groups),
+    }
+    for what, is_there in unlike.items():
+        if is_there:
+            raise ConfigError(
+                f"{job.num_ranks:,} ranks with {what}",
+                f"at most {EXACT_RANKS}, which are counted one by one",
+                "lower --hosts, or leave that out",
+            )
 
 
 def with_rows(job: Job) -> Job:

@@ -119,6 +119,14 @@ def test_a_page_of_a_sweep_works_offline(simulate, tmp_path):
             "leave --death-every out",
         ),
         (
+            ["--hosts", "40", "--set", "embedding.exchange={name='alltoall', compress=true}"],
+            "40 ranks with compressed messages",
+        ),
+        (
+            ["--hosts", "40", "--set", "embedding.exchange={name='alltoall', assign='rows'}"],
+            "40 ranks with samples that are assigned by rows",
+        ),
+        (
             ["--set", "embedding.exchange={name='lookahead', servers=2}"],
             "servers or a central oracle, which are not simulated",
         ),
